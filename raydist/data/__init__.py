@@ -1,0 +1,1 @@
+"""Where batches come from: the plan (which rows), and its readers."""

@@ -1,0 +1,33 @@
+"""The errors a user can meet, and the exit code each one becomes."""
+
+from __future__ import annotations
+
+
+class RaydistError(Exception):
+    """Base of every error that raydist raises on purpose; `exit_code` is what the command line returns."""
+
+    exit_code = 1
+
+
+class ConfigError(RaydistError):
+    """The job file or the command is wrong: nothing was started."""
+
+    exit_code = 2
+
+
+class DataError(RaydistError):
+    """The data cannot be used as asked: names the file, the column and, where it is known, the row."""
+
+
+class TrainError(RaydistError):
+    """Training failed: names the step, and the rank where it matters."""
+
+
+class CheckpointError(RaydistError):
+    """A checkpoint is damaged, absent, or does not belong to this job."""
+
+
+class Interrupted(RaydistError):
+    """The run was asked to stop and did, with a checkpoint."""
+
+    exit_code = 3
