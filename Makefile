@@ -1,0 +1,60 @@
+# Everything runs in .venv, which `make` builds once and again only when pyproject.toml or constraints.txt changed.
+#   make train ARGS="scaling.workers=1 train.epochs=3"   other settings of the job
+#   make test ARGS="-k batching"  arguments for pytest
+#   make PYTHON=/path/to/python   another interpreter than the first one found that is new enough
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTHON ?=
+JOB ?= jobs/digits.yaml
+ARGS ?=
+
+.PHONY: help install train test test-fast chaos lint types clean
+
+help: ## list what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## make .venv and install raydist with its test tools
+
+$(STAMP): pyproject.toml constraints.txt
+	@python="$(PYTHON)"; \
+	if [ -z "$$python" ]; then \
+	    for p in python3 python3.13 python3.12 python3.11; do \
+	        if "$$p" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then python=$$p; break; fi; \
+	    done; \
+	fi; \
+	if [ -z "$$python" ]; then echo "raydist needs Python 3.11 or newer with its venv module: make PYTHON=/path/to/python" >&2; exit 1; fi; \
+	echo "installing into $(VENV), once (a few minutes at most)"; \
+	[ -x $(BIN)/python ] && [ -x $(BIN)/pip ] || "$$python" -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@
+
+train: $(STAMP) ## train the handwritten digits job: make train ARGS="scaling.workers=1"
+	@$(BIN)/python jobs/data/digits.py
+	$(BIN)/raydist train $(JOB) $(ARGS)
+
+test: $(STAMP) ## run all tests but the chaos ones
+	$(BIN)/python -m pytest -m "not chaos" $(ARGS)
+
+test-fast: $(STAMP) ## run the tests that start no Ray and take no time
+	$(BIN)/python -m pytest -m "not (chaos or cluster or slow or gpu)" $(ARGS)
+
+chaos: $(STAMP) ## run the tests that kill workers at random
+	$(BIN)/python -m pytest -m chaos $(ARGS)
+
+lint: $(STAMP) ## check style and formatting with ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## check types with mypy
+	$(BIN)/mypy
+
+clean: ## remove .venv, caches and the digits data; runs stay
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis jobs/data/digits
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
