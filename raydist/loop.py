@@ -1,0 +1,312 @@
+"""The training loop: one generator for every runner, with nothing of Ray in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from raydist.data.source import EvalSource, Position, StepData, TrainSource
+from raydist.errors import DataError, TrainError
+from raydist.evaluation import evaluate
+from raydist.metrics import Clock, peak_memory_mb
+from raydist.task import Task
+from raydist.trainer import Outcome, Trainer
+from raydist.world import World
+
+if TYPE_CHECKING:
+    from raydist.checkpoint import TrainState
+    from raydist.config import Interval, JobConfig
+
+Status = Literal["running", "finished", "early_stop", "interrupted"]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the loop hands out at a boundary. Boundaries depend on the step number alone (or on a flag all ranks agreed on), so
+    every rank gets the same ones.
+
+    `metrics` is the line for metrics.jsonl, the same on every rank but for this rank's own times. With `checkpoint`, the
+    caller saves `state()` before it asks for the next result.
+    """
+
+    step: int
+    metrics: dict[str, Any]
+    state: Callable[[], TrainState]
+    log: bool = False
+    evaluated: bool = False
+    checkpoint: bool = False
+    status: Status = "running"
+    is_best: bool = False
+
+
+@dataclass
+class Control:
+    """What the outside asks of a running loop, from any thread. The loop agrees on it with all ranks once a step."""
+
+    stop: str | None = None
+    """Why to stop at the next step boundary, with a checkpoint; None to go on."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Events of this rank that nobody has collected yet."""
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self.events.append({"kind": kind, **fields})
+
+
+def fit(
+    config: JobConfig,
+    task: Task,
+    world: World,
+    train: TrainSource,
+    evaluation: EvalSource | None = None,
+    state: TrainState | None = None,
+    control: Control | None = None,
+    data_state: dict[str, Any] | None = None,
+) -> Iterator[StepResult]:
+    """Train until `epochs`, `max_steps` or an early stop, yielding a `StepResult` at each log, evaluation and checkpoint boundary.
+
+    Every rank must run it, with its own `World` and its own sources over the same data, and take every result. `state` is where to
+    go on from; an interrupted run and its resume give the same steps as one that was not. Raises DataError when there are no rows,
+    TrainError when a step fails.
+    """
+    if train.rows_per_epoch == 0 or train.steps_per_epoch == 0:
+        raise DataError(_no_steps(config, train))
+    trainer = Trainer(config, task, world, total_steps(config, train))
+    position = Position() if state is None else trainer.load(state)
+    loop = _Loop(config, world, trainer, train, evaluation, control or Control(), data_state or {})
+    yield from loop.run(position)
+
+
+def _no_steps(config: JobConfig, train: TrainSource) -> str:
+    where = config.data.train.path or config.data.train.target
+    if train.rows_per_epoch == 0 and not config.data.train.drop_last:
+        return f"data.train: no rows at all in {where}"
+    return (
+        f"data.train: {where} has fewer rows than batch.global_size = {config.batch.global_size}, and drop_last leaves out the only "
+        "batch; lower batch.global_size or set drop_last: false"
+    )
+
+
+def total_steps(config: JobConfig, train: TrainSource) -> int | None:
+    """Optimizer steps of the whole run; None when the data cannot say how many make an epoch."""
+    limits = []
+    if config.train.max_steps is not None:
+        limits.append(config.train.max_steps)
+    if config.train.epochs is not None and train.steps_per_epoch is not None:
+        limits.append(config.train.epochs * train.steps_per_epoch)
+    return min(limits) if limits else None
+
+
+class _Loop:
+    def __init__(
+        self,
+        config: JobConfig,
+        world: World,
+        trainer: Trainer,
+        train: TrainSource,
+        evaluation: EvalSource | None,
+        control: Control,
+        data_state: dict[str, Any],
+    ) -> None:
+        self.config, self.world, self.trainer = config, world, trainer
+        self.train, self.evaluation, self.control, self.data_state = train, evaluation, control, data_state
+        self.clock = Clock()
+        self.last_norm = 0.0
+        self.saved_at = self.evaluated_at = self.logged_at = time.monotonic()
+        self.position = Position()
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def run(self, position: Position) -> Iterator[StepResult]:
+        self.position = position
+        if self._over(position):
+            yield self._result({"step": self.trainer.counters.step, "epoch": position.epoch}, status="finished", log=False)
+            return
+        self.clock.reset()
+        for data in self.train.steps(position, self.config.train.epochs):
+            flags = self.world.agree(self._wishes())
+            outcome = self.trainer.train_step(data)
+            self._count(data, outcome)
+            asked = time.perf_counter()
+            wishes = flags.wait()
+            self.clock.sync_wait += time.perf_counter() - asked
+            self.position = _after(data)
+            if outcome.bad:
+                self._bad(data, outcome)
+            result = self._boundary(data, wishes)
+            if result is not None:
+                began = time.perf_counter()
+                yield result
+                self.clock.pause(time.perf_counter() - began)
+                if result.log:
+                    self.clock.reset()
+                if result.status != "running":
+                    return
+        raise TrainError(
+            f"the data ended after {self.trainer.counters.step} steps, before train.epochs or train.max_steps was reached: "
+            "the files changed while they were read"
+        )
+
+    def _over(self, position: Position) -> bool:
+        limit = self.config.train
+        return (limit.max_steps is not None and self.trainer.counters.step >= limit.max_steps) or (
+            limit.epochs is not None and position.epoch >= limit.epochs
+        )
+
+    def _count(self, data: StepData, outcome: Outcome) -> None:
+        self.clock.steps += 1
+        self.clock.rows += data.global_rows
+        self.clock.data_wait += data.wait_s
+        self.last_norm = outcome.grad_norm
+
+    def _wishes(self) -> list[int]:
+        """What this rank wants of the coming step boundary: to stop, and (rank 0's clock) to save, evaluate or log by minutes."""
+        now = time.monotonic()
+        return [
+            int(self.control.stop is not None),
+            self._minutes(self.config.checkpoint.every, now - self.saved_at),
+            self._minutes(self.config.train.eval_every, now - self.evaluated_at),
+            self._minutes(self.config.train.log_every, now - self.logged_at),
+        ]
+
+    def _minutes(self, interval: Interval | None, elapsed: float) -> int:
+        due = interval is not None and interval.minutes is not None and elapsed >= interval.minutes * 60
+        return int(due and self.world.is_main)
+
+    # -- boundaries -------------------------------------------------------------------------------------------------
+
+    def _boundary(self, data: StepData, wishes: list[int]) -> StepResult | None:
+        stop, save_now, eval_now, log_now = wishes
+        step = self.trainer.counters.step
+        status: Status = "interrupted" if stop else "finished" if self._over(self.position) else "running"
+        done = status == "finished"
+        evaluating = self.evaluation is not None and (eval_now or done or _due(self.config.train.eval_every, step, data))
+        if stop and not done:
+            evaluating = False
+        logging = bool(log_now or done or evaluating or _due(self.config.train.log_every, step, data))
+        saving = self.config.checkpoint.every is not None and bool(
+            save_now or done or stop or _due(self.config.checkpoint.every, step, data)
+        )
+        if not (logging or saving or stop):
+            return None
+        line = self._line(data, logging)
+        is_best = False
+        if evaluating:
+            line.update(self._evaluate(step))
+            if self._early_stop(line) and status == "running":
+                status, saving = "early_stop", self.config.checkpoint.every is not None
+            is_best = self._best(line)
+        if saving:
+            self.saved_at = time.monotonic()
+            self.trainer.share_buffers()
+            self.trainer.spread.check_in_sync(f"checkpoint at step {step}")
+        return self._result(line, status, logging, evaluating, saving, is_best)
+
+    def _line(self, data: StepData, logging: bool) -> dict[str, Any]:
+        trainer = self.trainer
+        line: dict[str, Any] = {"step": trainer.counters.step, "epoch": data.epoch}
+        if not logging:
+            trainer.meter.reduce(self.world)  # gathered on rank 0, so that a checkpoint holds the loss since the last line
+            return line
+        self.logged_at = time.monotonic()
+        times = self.clock.read()
+        line["train_loss"] = trainer.meter.reduce(self.world)
+        trainer.meter.reset()
+        line |= {"lr": trainer.schedule.lr, "grad_norm": self.last_norm, "skipped": trainer.counters.skipped, **times}
+        if trainer.precision.scale is not None:
+            line["loss_scale"] = trainer.precision.scale
+        line["memory_mb"] = peak_memory_mb(self.world.device)
+        return line
+
+    def _evaluate(self, step: int) -> dict[str, float]:
+        assert self.evaluation is not None
+        self.evaluated_at = time.monotonic()
+        began = time.perf_counter()
+        self.trainer.share_buffers()
+        trainer = self.trainer
+        values = evaluate(trainer.task, trainer.evaluated, self.evaluation, self.world, trainer.precision, step)
+        trainer.schedule.observe(values)
+        return {**values, "eval_s": time.perf_counter() - began}
+
+    def _best(self, line: dict[str, Any]) -> bool:
+        """Whether this is the best so far by `checkpoint.best`; remembers it."""
+        best = self.config.checkpoint.best
+        if best is None:
+            return False
+        value = line.get(best.metric)
+        if value is None:
+            raise TrainError(f"checkpoint.best.metric: {best.metric!r} is not measured; there is {', '.join(sorted(line))}")
+        if not _better(value, None if self.trainer.best is None else self.trainer.best["value"], best.mode, 0.0):
+            return False
+        self.trainer.best = {"step": line["step"], "metric": best.metric, "value": value}
+        return True
+
+    def _early_stop(self, line: dict[str, Any]) -> bool:
+        rule = self.config.train.early_stop
+        if rule is None:
+            return False
+        value = line.get(rule.metric)
+        if value is None:
+            raise TrainError(f"train.early_stop.metric: {rule.metric!r} is not measured; there is {', '.join(sorted(line))}")
+        seen = self.trainer.extra.get("early_stop", {"best": None, "waited": 0})
+        if _better(value, seen["best"], rule.mode, rule.min_delta):
+            seen = {"best": value, "waited": 0}
+        else:
+            seen = {"best": seen["best"], "waited": seen["waited"] + 1}
+        self.trainer.extra["early_stop"] = seen
+        return bool(seen["waited"] >= rule.patience)
+
+    def _bad(self, data: StepData, outcome: Outcome) -> None:
+        step = self.trainer.counters.step
+        what = "the loss is not finite" if outcome.bad == "loss" else f"the gradient is not finite (norm {outcome.grad_norm})"
+        message = f"step {step}: {what} in global batch {data.index} of epoch {data.epoch}"
+        failure = self.config.failure
+        if failure.bad_step == "raise":
+            raise TrainError(f"{message}. Look at these rows, lower optimizer.lr, or set failure.bad_step: skip")
+        self.control.event("bad_step", step=step, rank=self.world.rank, reason=message)
+        if self.trainer.counters.bad_in_a_row > failure.max_bad_steps:
+            raise TrainError(f"{message}; that is more than failure.max_bad_steps = {failure.max_bad_steps} in a row")
+
+    def _result(
+        self,
+        line: dict[str, Any],
+        status: Status,
+        log: bool = False,
+        evaluated: bool = False,
+        checkpoint: bool = False,
+        is_best: bool = False,
+    ) -> StepResult:
+        position = self.position
+        return StepResult(
+            step=line["step"],
+            metrics=line,
+            state=lambda: self.trainer.state(position, self.data_state),
+            log=log,
+            evaluated=evaluated,
+            checkpoint=checkpoint,
+            status=status,
+            is_best=is_best,
+        )
+
+
+def _after(data: StepData) -> Position:
+    return Position(data.epoch + 1, 0) if data.last_in_epoch else Position(data.epoch, data.index + 1)
+
+
+def _due(interval: Interval | None, step: int, data: StepData) -> bool:
+    if interval is None:
+        return False
+    if interval.steps is not None:
+        return step % interval.steps == 0
+    if interval.epochs is not None:
+        return data.last_in_epoch and (data.epoch + 1) % interval.epochs == 0
+    return False
+
+
+def _better(value: float, best: float | None, mode: str, min_delta: float) -> bool:
+    if value != value:
+        return False
+    if best is None:
+        return True
+    return value < best - min_delta if mode == "min" else value > best + min_delta

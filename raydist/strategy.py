@@ -1,0 +1,178 @@
+"""How a model is spread: DDP over workers, DataParallel over one worker's GPUs, layers over one worker's devices."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from raydist.errors import ConfigError, TrainError
+from raydist.world import World, check_in_sync
+
+if TYPE_CHECKING:
+    from raydist.config import DDP, ModelParallel, Strategy
+
+
+class Spread:
+    """A model as the strategy runs it: `module` is the plain one (state, evaluation), `forward` the one to train through."""
+
+    def __init__(self, module: nn.Module, forward: nn.Module, world: World) -> None:
+        self.module = module
+        self.forward = forward
+        self.world = world
+
+    def no_sync(self, last: bool) -> AbstractContextManager[Any]:
+        """Around every micro-batch; gradients are reduced in the `last` one only."""
+        if isinstance(self.forward, DistributedDataParallel) and not last:
+            return self.forward.no_sync()
+        return nullcontext()
+
+    def check_in_sync(self, when: str) -> None:
+        """Raise TrainError if a parameter differs between ranks. Every rank must call it."""
+        check_in_sync(self.world, dict(self.module.named_parameters()), when)
+
+
+def spread(strategy: Strategy, model: nn.Module, world: World) -> Spread:
+    """Place `model` on the worker's device(s) and wrap it. Every rank must call it.
+
+    Raises TrainError when the ranks built different models, ConfigError when the strategy does not fit the workers.
+    """
+    if strategy.name in ("dp", "model_parallel") and world.world_size > 1:
+        raise ConfigError(f"strategy: {strategy.name} runs in one worker, and scaling.workers gives {world.world_size}; use ddp")
+    if strategy.name == "model_parallel":
+        placed = place_layers(strategy, model, world.device)
+        return Spread(placed, placed, world)
+    model = model.to(world.device)
+    if strategy.name == "dp":
+        return Spread(model, _data_parallel(model), world)
+    if strategy.name != "ddp":
+        raise ConfigError(f"strategy: {strategy.name} is not a training-loop strategy")
+    if strategy.sync_batchnorm and world.world_size > 1:
+        if world.device.type != "cuda":
+            raise ConfigError("strategy.sync_batchnorm: torch's SyncBatchNorm runs on GPUs only, and these workers have none; set it to false")
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    if world.world_size == 1:
+        return Spread(model, model, world)
+    check_in_sync(world, dict(model.named_parameters()), "before the first step")
+    return Spread(model, _ddp(strategy, model, world), world)
+
+
+def _ddp(strategy: DDP, model: nn.Module, world: World) -> DistributedDataParallel:
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[world.device] if world.device.type == "cuda" else None,
+        bucket_cap_mb=strategy.bucket_cap_mb,
+        gradient_as_bucket_view=strategy.gradient_as_bucket_view,
+        broadcast_buffers=strategy.broadcast_buffers,
+        find_unused_parameters=strategy.find_unused_parameters,
+        static_graph=strategy.static_graph,
+    )
+    if strategy.comm_hook:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hook = {"fp16_compress": default_hooks.fp16_compress_hook, "bf16_compress": default_hooks.bf16_compress_hook}
+        wrapped.register_comm_hook(None, hook[strategy.comm_hook])
+    return wrapped
+
+
+def _data_parallel(model: nn.Module) -> nn.Module:
+    count = torch.cuda.device_count()
+    why = "ddp is better: one process a GPU, no copy of the model and no gather at every step"
+    if count < 2:
+        warnings.warn(f"strategy dp: this worker sees {count} GPUs, so DataParallel changes nothing; {why}", stacklevel=2)
+        return model
+    warnings.warn(f"strategy dp: nn.DataParallel over {count} GPUs of one process, for comparison; {why}", stacklevel=2)
+    return nn.DataParallel(model)
+
+
+def place_layers(strategy: ModelParallel, model: nn.Module, device: torch.device) -> nn.Module:
+    """Put the parts of a model on several devices; inputs of a part follow it there.
+
+    `device_map` names submodules by prefix ("encoder", "layers.3"); `auto` cuts the top-level children into runs of about
+    equal parameter bytes, in order. Every parameter must be covered.
+    """
+    devices = [torch.device(d) for d in strategy.devices] if strategy.devices else _all_devices(device)
+    children = dict(model.named_children())
+    placed: dict[str, torch.device] = (
+        _even_cut(children, devices) if strategy.device_map == "auto" else {k: torch.device(v) for k, v in strategy.device_map.items()}
+    )
+    for name in placed:
+        try:
+            model.get_submodule(name)
+        except AttributeError as error:
+            raise ConfigError(
+                f"strategy.device_map: the model has no part {name!r}; its top-level parts are {', '.join(children) or '(none)'}"
+            ) from error
+    for name, _ in model.named_parameters():
+        if not any(name == part or name.startswith(part + ".") for part in placed):
+            raise ConfigError(f"strategy.device_map: parameter {name!r} is on no device; name its part too")
+    for name, where in sorted(placed.items(), key=lambda item: item[0].count(".")):
+        part = model.get_submodule(name)
+        part.to(where)
+        part.register_forward_pre_hook(_mover(where), with_kwargs=True)
+    return model
+
+
+def _all_devices(device: torch.device) -> list[torch.device]:
+    return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] if device.type == "cuda" else [device]
+
+
+def _even_cut(children: dict[str, nn.Module], devices: list[torch.device]) -> dict[str, torch.device]:
+    sizes = {n: sum(p.numel() * p.element_size() for p in m.parameters()) for n, m in children.items()}
+    total, seen, placed = sum(sizes.values()) or 1, 0, {}
+    for name, size in sizes.items():
+        middle = seen + size / 2
+        placed[name] = devices[min(len(devices) - 1, int(middle * len(devices) / total))]
+        seen += size
+    return placed
+
+
+def _mover(device: torch.device) -> Callable[..., Any]:
+    from raydist.task import to_device
+
+    def move(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return to_device(args, device), to_device(kwargs, device)
+
+    return move
+
+
+def check_used(spread: Spread, find_unused: bool, loss_of: Callable[[nn.Module], torch.Tensor]) -> None:
+    """Run one forward and backward without talking to other ranks, and see which parameters get no gradient.
+
+    DDP would wait for such a parameter for ever on the ranks that use it. Raises TrainError on all ranks, naming the first one,
+    its rank and the option. Leaves weights, buffers and gradients as they were. Every rank must call it.
+    """
+    if not isinstance(spread.forward, DistributedDataParallel):
+        return
+    buffers = {name: b.detach().clone() for name, b in spread.module.named_buffers()}
+    problem: str | None = None
+    try:
+        loss_of(spread.module).backward()
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    unused = [] if problem else [n for n, p in spread.module.named_parameters() if p.requires_grad and p.grad is None]
+    with torch.no_grad():
+        for name, buffer in spread.module.named_buffers():
+            buffer.copy_(buffers[name])
+    for p in spread.module.parameters():
+        p.grad = None
+    everyone = spread.world.gather((problem, unused))
+    for rank, (broken, _) in enumerate(everyone):
+        if broken:
+            raise TrainError(f"rank {rank}: the first forward and backward failed: {broken}")
+    if find_unused:
+        return
+    for rank, (_, names) in enumerate(everyone):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise TrainError(
+                f"rank {rank}: parameter {names[0]!r}{more} gets no gradient in the first step, and DDP would wait for it for ever. "
+                "Use it in the loss, freeze it (requires_grad = False), or set strategy.find_unused_parameters: true"
+            )
+
+
