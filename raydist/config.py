@@ -1,11 +1,13 @@
 """The job file: `JobConfig`, how it is loaded, and how it is written.
 
-Sections are frozen pydantic models with strict types (`config_data`, `config_parts`); YAML and overrides are read in
-`config_file`, the words of errors are in `config_errors`, what sections say together in `config_checks`. Neither torch nor Ray is imported.
+Sections are frozen pydantic models with strict types (`config_data`, `config_parts`). YAML and overrides are read in
+`config_file`, errors get their words in `config_errors`, sections are checked together in `config_checks`.
+Neither torch nor Ray is imported.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from raydist.config_checks import check_sections
-from raydist.config_data import DataConfig, DatasetConfig, FitConfig, Images, Loader, Shuffle, Target, TaskConfig
+from raydist.config_data import DataConfig, DatasetConfig, FitConfig, Images, Loader, Shuffle, TaskConfig
 from raydist.config_errors import Problem, at, dotted, explain
 from raydist.config_file import Places, apply_overrides, dump_yaml, plain, read_job_file
 from raydist.config_parts import (
@@ -37,7 +39,7 @@ from raydist.config_parts import (
     Strategy,
     TrainConfig,
 )
-from raydist.config_types import Part, PathText, Positive, refuse
+from raydist.config_types import Part, PathText, Positive, Target, Whole, refuse
 from raydist.errors import ConfigError
 
 __all__ = [
@@ -88,7 +90,7 @@ class JobConfig(Part):
     """A whole job. Build it with `load_config` (a file) or `parse_config` (a dict)."""
 
     name: Annotated[str, AfterValidator(_run_name)]
-    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    seed: Whole = 0
     task: TaskConfig
     data: DataConfig
     batch: BatchConfig
@@ -127,20 +129,20 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
 
     Raises ConfigError that lists all problems, each with its key path, line, value and what is allowed.
     """
-    path = Path(path).expanduser()
-    data, places = read_job_file(path)
-    return _build(data, path.absolute().parent, overrides, str(path), places)
+    path = os.path.expanduser(path)
+    data, places = read_job_file(Path(path))
+    return _build(data, os.path.dirname(os.path.abspath(path)), overrides, path, places)
 
 
 def parse_config(data: Mapping[str, Any], base_dir: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     """Like `load_config` for a dict as a job file would hold it; relative paths are from `base_dir`."""
-    return _build(dict(data), Path(base_dir).absolute(), overrides, "job", {})
+    return _build(dict(data), os.path.abspath(os.path.expanduser(base_dir)), overrides, "job", {})
 
 
-def _build(data: dict[str, Any], base_dir: Path, overrides: Sequence[str], source: str, places: Places) -> JobConfig:
+def _build(data: dict[str, Any], base_dir: str, overrides: Sequence[str], source: str, places: Places) -> JobConfig:
     data = plain(data)
     wrong = apply_overrides(data, overrides, places)
-    context = {"base_dir": str(base_dir)}
+    context = {"base_dir": base_dir}
     try:
         config = JobConfig.model_validate(data, context=context)
     except ValidationError as error:

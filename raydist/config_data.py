@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from raydist.config_types import Bool, Count, ImportPath, Part, PathText, Text, Whole, kind_of
+from raydist.config_types import Bool, Count, ImportPath, Part, PathText, Target, Text, Whole, kind_of
 
 OneOrMore = Annotated[
     Annotated[Text, Tag("value")] | Annotated[list[Text], Field(min_length=1), Tag("list")], Discriminator(kind_of)
@@ -15,13 +15,6 @@ OneOrMore = Annotated[
 Paths = Annotated[
     Annotated[PathText, Tag("value")] | Annotated[list[PathText], Field(min_length=1), Tag("list")], Discriminator(kind_of)
 ]
-
-
-class Target(Part):
-    """Something to import and call with `args`: `pkg.mod:Name`, `pkg.mod.Name` or `./file.py:Name`."""
-
-    target: ImportPath
-    args: dict[str, Any] = Field(default_factory=dict)
 
 
 class TaskConfig(Part):

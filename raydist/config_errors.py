@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ import annotated_types
 from pydantic import AfterValidator, Discriminator, ValidationError
 from pydantic.fields import FieldInfo
 
-from raydist.config_types import Part, absolute, import_path, kind_of
+from raydist.config_types import MAX_INTEGER, Part, absolute, import_path, kind_of
 
 Path = tuple[str | int, ...]
 MISSING = object()
@@ -42,18 +43,32 @@ class Problem:
 
 def dotted(path: Path) -> str:
     """`data.train.transforms.0.args`, as overrides write it."""
-    return ".".join(str(part) for part in path)
+    return clean(".".join(str(part) for part in path))
 
 
 def show(value: Any) -> str:
     """The value as a job file would write it, cut short."""
+    text = clean(_flow(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _flow(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int) and value.bit_length() > 200:
         return f"an integer of {value.bit_length()} bits"
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
-    text = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if isinstance(value, float) and not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def clean(text: str) -> str:
+    """Text with control characters and the like escaped, for one line of a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -110,12 +125,16 @@ def _bounds(extra: Iterable[Any]) -> str:
     )
 
 
-def _length(extra: Iterable[Any]) -> str:
-    """`non-empty ` or `2-entry `, of a list."""
+def _limit(extra: Iterable[Any], kind: type[annotated_types.MinLen | annotated_types.MaxLen]) -> int | None:
     flat = [each for item in extra for each in (item.metadata if isinstance(item, FieldInfo) else [item])]
-    least = next((item.min_length for item in flat if isinstance(item, annotated_types.MinLen)), 0)
-    most = next((item.max_length for item in flat if isinstance(item, annotated_types.MaxLen)), None)
-    return f"{least}-entry " if least == most else "non-empty " if least else ""
+    found = [item for item in flat if isinstance(item, kind)]
+    return getattr(found[0], "min_length", None) or getattr(found[0], "max_length", None) if found else None
+
+
+def _least(extra: tuple[Any, ...]) -> str:
+    """`non-empty ` or `2-entry ` or nothing, of text or a list."""
+    least, most = _limit(extra, annotated_types.MinLen), _limit(extra, annotated_types.MaxLen)
+    return "" if not least else f"{least}-entry " if least == most else "non-empty "
 
 
 def _names(annotation: Any) -> tuple[str, ...]:
@@ -156,11 +175,11 @@ def _allowed_plain(bare: Any, extra: tuple[Any, ...]) -> str:
     if bare is str:
         if import_path in _functions(extra):
             return "an import path such as torch.nn:Linear or ./file.py:Name"
-        return "a path" if absolute in _functions(extra) else "text"
+        return "a path" if absolute in _functions(extra) else f"{_least(extra)}text"
     if origin is Literal:
         return ", ".join(str(word) for word in args)
     if origin is list:
-        return f"a {_length(extra)}list, each {allowed(args[0])}"
+        return f"a {_least(extra)}list, each {allowed(args[0])}"
     if origin is dict:
         return "a map of names to values" if args[1] is Any else f"a map of names to {allowed(args[1])}"
     if _is_model(bare):
@@ -226,13 +245,13 @@ def _chosen(branches: list[Any], tag: Any, value: Any) -> Any:
 
 
 def explain(error: ValidationError, model: type[Part], data: Any) -> Iterator[Problem]:
-    """One problem for each thing that pydantic found, in the order found."""
-    done: set[tuple[Path, str]] = set()
+    """One problem for each thing that pydantic found, in the order found; the members of a union speak as one."""
+    seen: set[Path] = set()
     for item in error.errors(include_url=False):
         for problem in _explain(item, model, data):
-            if (problem.path, problem.message) not in done:
-                done.add((problem.path, problem.message))
+            if item["type"] == "raydist" or problem.path not in seen:
                 yield problem
+            seen.add(problem.path)
 
 
 def _explain(item: Any, model: type[Part], data: Any) -> Iterator[Problem]:
@@ -258,22 +277,21 @@ def _explain(item: Any, model: type[Part], data: Any) -> Iterator[Problem]:
 
 def _why(kind: str, item: Any, value: Any, fits: str) -> str:
     """What is wrong with a value, and what would not be."""
-    if kind == "value_error" and "built" in str(item["ctx"]["error"]):
-        return f"{item['ctx']['error']}; allowed: {fits}"
-    hint = ""
-    if kind == "literal_error" and isinstance(value, str):
-        return nearest(value, re.split(r", or |, | or ", fits)) + f"allowed: {fits}"
+    if kind == "value_error":
+        reason = str(item["ctx"]["error"])
+        return reason if fits in ("text", "a path") else f"{reason}; allowed: {fits}"
+    near = hint = ""
     if isinstance(value, bool) and "text" in fits:
         hint = '; YAML reads yes/no/on/off as true/false: quote it, such as "no"'
     elif isinstance(value, int | float) and not isinstance(value, bool) and "text" in fits:
         hint = f'; quote it: "{value}"'
     elif isinstance(value, float) and value.is_integer() and "an integer" in fits:
         hint = f"; write {int(value)}"
-    elif (
-        isinstance(value, str)
-        and ("number" in fits or "an integer" in fits)
-        and re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value, re.I)
-    ):
-        hint = "; it is quoted, so it is text: remove the quotes"
-    reason = f"{item['ctx']['error']}; " if kind == "value_error" else ""
-    return f"{reason}allowed: {fits}{hint}"
+    elif isinstance(value, int) and value > MAX_INTEGER and "an integer" in fits:
+        hint = " and below 2**63"
+    elif isinstance(value, str) and ("number" in fits or "an integer" in fits):
+        quoted = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value, re.IGNORECASE)
+        hint = "; it is quoted, so it is text: remove the quotes" if quoted else ""
+    if isinstance(value, str):
+        near = nearest(value, re.split(r", or |, | or ", fits))
+    return f"{near}allowed: {fits}{hint}"

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from raydist.config_errors import show
+from raydist.config_errors import dotted, show
 from raydist.errors import ConfigError
 
 Places = dict[tuple[str | int, ...], str]
@@ -169,13 +169,15 @@ def plain(data: Any, path: tuple[str | int, ...] = (), inside: tuple[int, ...] =
 
     Raises ConfigError that names the key path of anything else, and of a value that contains itself.
     """
-    name = ".".join(str(part) for part in path) or "the job"
+    name = dotted(path) or "the job"
     if id(data) in inside or len(inside) > 100:
         raise ConfigError(f"{name}: nested too deeply, or a value that contains itself")
     if isinstance(data, dict):
         return {plain(k, path, inside): plain(v, (*path, k), (*inside, id(data))) for k, v in data.items()}
     if isinstance(data, list | tuple):
         return [plain(item, (*path, index), (*inside, id(data))) for index, item in enumerate(data)]
+    if isinstance(data, int) and data.bit_length() > 4096:
+        raise ConfigError(f"{name}: {show(data)} is too large")
     if data is None or type(data) in (str, int, float, bool):
         return data
     raise ConfigError(

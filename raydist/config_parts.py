@@ -215,12 +215,15 @@ def _strategy(value: Any) -> Any:
     return value
 
 
+AnyStrategy = DdpStrategy | DpStrategy | ModelParallelStrategy
 Strategy = Annotated[
-    DdpStrategy | DpStrategy | ModelParallelStrategy,
+    AnyStrategy,
     Field(discriminator="name"),
-    BeforeValidator(_strategy, json_schema_input_type=str | dict[str, Any]),
+    BeforeValidator(_strategy, json_schema_input_type=Literal["ddp", "dp", "model_parallel"] | AnyStrategy),
 ]
-PrecisionSetting = Annotated[Precision, BeforeValidator(_name_alone)]
+PrecisionSetting = Annotated[
+    Precision, BeforeValidator(_name_alone, json_schema_input_type=Literal["fp32", "bf16", "fp16"] | Precision)
+]
 
 
 class ScalingConfig(Part):

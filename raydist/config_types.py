@@ -1,4 +1,4 @@
-"""The building blocks of the job file's sections: strict numbers and words, import paths, paths, and the base class."""
+"""The building blocks of the job file's sections: strict numbers and words, paths, import paths, and the base class."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
+MAX_INTEGER = 2**63 - 1
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _DOTTED = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
 _IMPORT_PATH = re.compile(rf"{_DOTTED}:{_DOTTED}|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
@@ -87,12 +88,19 @@ def _read_bool(value: Any) -> Any:
 
 
 Bool = Annotated[bool, BeforeValidator(_read_bool)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 """An integer >= 1."""
-Whole = Annotated[int, Field(ge=0)]
+Whole = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 """An integer >= 0."""
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[str, Field(min_length=1), AfterValidator(absolute)]
 ImportPath = Annotated[str, AfterValidator(import_path)]
+
+
+class Target(Part):
+    """Something to import and call with `args`: `pkg.mod:Name`, `pkg.mod.Name` or `./file.py:Name`."""
+
+    target: ImportPath
+    args: dict[str, Any] = Field(default_factory=dict)
