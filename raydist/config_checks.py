@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raydist.config_data import DataConfig, TaskConfig
-from raydist.config_errors import nearest
 from raydist.config_parts import (
     CheckpointConfig,
     FailureConfig,
@@ -21,6 +20,7 @@ from raydist.config_parts import (
     Strategy,
     TrainConfig,
 )
+from raydist.config_words import nearest
 
 Found = Iterator[tuple[str, str]]
 

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 import re
-import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any, get_args, get_origin
 
-import annotated_types
-from pydantic import AfterValidator, Discriminator, ValidationError
+from pydantic import Discriminator, ValidationError
 from pydantic.fields import FieldInfo
 
-from raydist.config_types import MAX_INTEGER, Part, absolute, import_path, kind_of
+from raydist.config_types import MAX_INTEGER, Part, kind_of
+from raydist.config_words import allowed, clean, is_section, keys_of, members, nearest, own_names, show, unwrapped
 
 Path = tuple[str | int, ...]
 MISSING = object()
-_BOUNDS = (
-    (annotated_types.Ge, "ge", ">="),
-    (annotated_types.Gt, "gt", ">"),
-    (annotated_types.Le, "le", "<="),
-    (annotated_types.Lt, "lt", "<"),
-)
 
 
 @dataclass(frozen=True)
@@ -46,39 +37,6 @@ def dotted(path: Path) -> str:
     return clean(".".join(str(part) for part in path))
 
 
-def show(value: Any) -> str:
-    """The value as a job file would write it, cut short."""
-    text = clean(_flow(value))
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _flow(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, int) and value.bit_length() > 200:
-        return f"an integer of {value.bit_length()} bits"
-    if isinstance(value, float) and not math.isfinite(value):
-        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
-    return f'"{value}"' if isinstance(value, str) else repr(value)
-
-
-def clean(text: str) -> str:
-    """Text with control characters and the like escaped, for one line of a terminal."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`did you mean lr? ` or nothing."""
-    known = list(known)
-    lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.6)
-    return f"did you mean {lower[near[0]]}? " if near else ""
-
-
 def at(data: Any, path: Path) -> Any:
     """The value at `path` of plain data, or MISSING."""
     for part in path:
@@ -87,106 +45,6 @@ def at(data: Any, path: Path) -> Any:
             return MISSING
         data = data[part]
     return data
-
-
-def keys_of(model: type[Part]) -> dict[str, FieldInfo]:
-    """The keys as a job file writes them."""
-    return {field.alias or name: field for name, field in model.model_fields.items()}
-
-
-def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A type and what is annotated on it."""
-    extra: tuple[Any, ...] = ()
-    while get_origin(annotation) is Annotated:
-        annotation, *more = get_args(annotation)
-        extra += tuple(more)
-    return annotation, extra
-
-
-def _branches(annotation: Any) -> list[Any]:
-    """The members of a union, flat; a type that is none is its own only member."""
-    bare, _ = _split(annotation)
-    if get_origin(bare) in (Union, types.UnionType):
-        return [branch for member in get_args(bare) for branch in _branches(member)]
-    return [annotation]
-
-
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Part)
-
-
-def _bounds(extra: Iterable[Any]) -> str:
-    """` >= 1` or ` > 0 and < 1`."""
-    flat: list[Any] = []
-    for item in extra:
-        flat += item.metadata if isinstance(item, FieldInfo) else [item]
-    return " and".join(
-        f" {sign} {getattr(item, key):g}" for kind, key, sign in _BOUNDS for item in flat if isinstance(item, kind)
-    )
-
-
-def _limit(extra: Iterable[Any], kind: type[annotated_types.MinLen | annotated_types.MaxLen]) -> int | None:
-    flat = [each for item in extra for each in (item.metadata if isinstance(item, FieldInfo) else [item])]
-    found = [item for item in flat if isinstance(item, kind)]
-    return getattr(found[0], "min_length", None) or getattr(found[0], "max_length", None) if found else None
-
-
-def _least(extra: tuple[Any, ...]) -> str:
-    """`non-empty ` or `2-entry ` or nothing, of text or a list."""
-    least, most = _limit(extra, annotated_types.MinLen), _limit(extra, annotated_types.MaxLen)
-    return "" if not least else f"{least}-entry " if least == most else "non-empty "
-
-
-def _names(annotation: Any) -> tuple[str, ...]:
-    """The names that choose a model, where its `name` alone may stand for it: a strategy's, a precision's."""
-    bare, _ = _split(annotation)
-    return get_args(bare.model_fields["name"].annotation) if _is_model(bare) and bare.name_alone else ()
-
-
-def _functions(extra: Iterable[Any]) -> list[Any]:
-    return [item.func for item in extra if isinstance(item, AfterValidator)]
-
-
-def allowed(annotation: Any, extra: tuple[Any, ...] = ()) -> str:
-    """What a field of this type takes, in words."""
-    bare, more = _split(annotation)
-    extra = (*extra, *more)
-    branches = _branches(bare)
-    if len(branches) > 1 and all(_names(branch) for branch in branches):
-        return f"{', '.join(name for branch in branches for name in _names(branch))}, or a map with name and its options"
-    if len(branches) > 1:
-        words = [word for branch in branches for word in [allowed(branch, extra)] if word]
-        others = list(dict.fromkeys(word for word in words if word != "null"))
-        null = "" if "null" not in words else ", or null" if len(others) > 1 else " or null"
-        return " or ".join(others) + null
-    return _allowed_plain(bare, extra)
-
-
-def _allowed_plain(bare: Any, extra: tuple[Any, ...]) -> str:
-    origin, args = get_origin(bare), get_args(bare)
-    if bare is type(None):
-        return "null"
-    if bare is bool:
-        return "true or false"
-    if bare is int:
-        return f"an integer{_bounds(extra)}"
-    if bare is float:
-        return f"a finite number{_bounds(extra)}"
-    if bare is str:
-        if import_path in _functions(extra):
-            return "an import path such as torch.nn:Linear or ./file.py:Name"
-        return "a path" if absolute in _functions(extra) else f"{_least(extra)}text"
-    if origin is Literal:
-        return ", ".join(str(word) for word in args)
-    if origin is list:
-        return f"a {_least(extra)}list, each {allowed(args[0])}"
-    if origin is dict:
-        return "a map of names to values" if args[1] is Any else f"a map of names to {allowed(args[1])}"
-    if _is_model(bare):
-        if names := _names(bare):
-            return f"{', '.join(names)}, or a map with name and its options"
-        return f"a map with {', '.join(keys_of(bare))}"
-    return "any value"
 
 
 def _locate(model: type[Part], loc: tuple[str | int, ...], data: Any) -> tuple[Path, str, type[Part] | None]:
@@ -200,9 +58,9 @@ def _locate(model: type[Part], loc: tuple[str | int, ...], data: Any) -> tuple[P
     path: Path = ()
     owner: type[Part] | None = None
     for part in loc:
-        annotation, more = _split(annotation)
+        annotation, more = unwrapped(annotation)
         extra = (*extra, *more)
-        branches = [branch for branch in _branches(annotation) if branch is not type(None)]
+        branches = [branch for branch in members(annotation) if branch is not type(None)]
         if len(branches) > 1:
             tagged = any(
                 isinstance(item, Discriminator) or (isinstance(item, FieldInfo) and item.discriminator) for item in extra
@@ -212,10 +70,10 @@ def _locate(model: type[Part], loc: tuple[str | int, ...], data: Any) -> tuple[P
                 break
             annotation, extra = chosen, ()
             continue
-        annotation, more = _split(branches[0])
+        annotation, more = unwrapped(branches[0])
         extra = (*extra, *more)
         origin = get_origin(annotation)
-        if _is_model(annotation):
+        if is_section(annotation):
             owner = annotation
             field = keys_of(annotation).get(str(part))
             path = (*path, part)
@@ -235,10 +93,10 @@ def _locate(model: type[Part], loc: tuple[str | int, ...], data: Any) -> tuple[P
 def _chosen(branches: list[Any], tag: Any, value: Any) -> Any:
     """The member of a tagged union: by the kind of value, or by the literal `name` of models."""
     for branch in branches:
-        bare, _ = _split(branch)
-        if tag in _names(bare):
+        bare, _ = unwrapped(branch)
+        if tag in own_names(bare):
             return branch
-        kind = "map" if _is_model(bare) or get_origin(bare) is dict else "list" if get_origin(bare) is list else "value"
+        kind = "map" if is_section(bare) or get_origin(bare) is dict else "list" if get_origin(bare) is list else "value"
         if kind == tag == kind_of(value):
             return branch
     return None
@@ -285,7 +143,7 @@ def _why(kind: str, item: Any, value: Any, fits: str) -> str:
         hint = '; YAML reads yes/no/on/off as true/false: quote it, such as "no"'
     elif isinstance(value, int | float) and not isinstance(value, bool) and "text" in fits:
         hint = f'; quote it: "{value}"'
-    elif isinstance(value, float) and value.is_integer() and "an integer" in fits:
+    elif isinstance(value, float) and value.is_integer() and abs(value) <= MAX_INTEGER and "an integer" in fits:
         hint = f"; write {int(value)}"
     elif isinstance(value, int) and value > MAX_INTEGER and "an integer" in fits:
         hint = " and below 2**63"

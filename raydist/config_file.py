@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from raydist.config_errors import dotted, show
+from raydist.config_errors import dotted
+from raydist.config_words import show
 from raydist.errors import ConfigError
 
 Places = dict[tuple[str | int, ...], str]
