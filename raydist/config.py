@@ -78,8 +78,11 @@ __all__ = [
 ]
 
 
+_NAME = re.compile(r"^(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$")
+
+
 def _run_name(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name) or ".." in name:
+    if not _NAME.fullmatch(name):
         raise ValueError(
             "it names the run's folder: letters, digits, '.', '_', '-' (at most 100; no '..', not '.' or '-' first)"
         )
@@ -89,7 +92,7 @@ def _run_name(name: str) -> str:
 class JobConfig(Part):
     """A whole job. Build it with `load_config` (a file) or `parse_config` (a dict)."""
 
-    name: Annotated[str, AfterValidator(_run_name)]
+    name: Annotated[str, AfterValidator(_run_name), Field(json_schema_extra={"pattern": _NAME.pattern})]
     seed: Whole = 0
     task: TaskConfig
     data: DataConfig
@@ -140,7 +143,7 @@ def parse_config(data: Mapping[str, Any], base_dir: str | Path, overrides: Seque
 
 
 def _build(data: dict[str, Any], base_dir: str, overrides: Sequence[str], source: str, places: Places) -> JobConfig:
-    data = plain(data)
+    data = plain(data, source)
     wrong = apply_overrides(data, overrides, places)
     context = {"base_dir": base_dir}
     try:

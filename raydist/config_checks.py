@@ -31,9 +31,13 @@ def task_fits_data(task: TaskConfig, data: DataConfig) -> Found:
         return
     sets = [("train", data.train), *([("eval", data.eval)] if data.eval is not None else [])]
     files = [key for key, dataset in sets if dataset.path is not None]
-    for key, words in (("inputs", "the columns that go to the model, such as [pixels]"), ("targets", "such as label")):
+    takers = (
+        ("inputs", "columns that the model takes, such as [pixels]"),
+        ("targets", "column that the loss takes, such as label"),
+    )
+    for key, words in takers:
         if files and getattr(task, key) is None:
-            yield f"task.{key}", f"missing; data.{files[0]} is read from files, name its columns: {words}"
+            yield f"task.{key}", f"missing; data.{files[0]} is read from files: name the {words}"
     targets = [task.targets] if isinstance(task.targets, str) else task.targets or []
     for key, dataset in sets:
         if dataset.columns is None or dataset.transforms:

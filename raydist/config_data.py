@@ -110,7 +110,7 @@ class DatasetConfig(Part):
             yield "shuffle", "a sampler decides the order already; remove one of the two"
         if self.path is not None and (self.nulls == "fill") != (self.fill_value is not None):
             yield "fill_value", "goes with nulls: fill, and only with it"
-        if self.is_set("images") and self.format in ("csv", "json"):
+        if self.path is not None and self.is_set("images") and self.format in ("csv", "json"):
             yield "images", f"{self.format} files hold no images"
         if self.columns is not None and len(set(self.columns)) < len(self.columns):
             yield "columns", "a column is named twice"

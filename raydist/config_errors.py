@@ -11,7 +11,7 @@ from pydantic import Discriminator, ValidationError
 from pydantic.fields import FieldInfo
 
 from raydist.config_types import MAX_INTEGER, Part, kind_of
-from raydist.config_words import allowed, clean, is_section, keys_of, members, nearest, own_names, show, unwrapped
+from raydist.config_words import allowed, clean, is_section, keys_of, members, nearest, not_null, own_names, show, unwrapped
 
 Path = tuple[str | int, ...]
 MISSING = object()
@@ -55,39 +55,35 @@ def _locate(model: type[Part], loc: tuple[str | int, ...], data: Any) -> tuple[P
     """
     annotation: Any = model
     extra: tuple[Any, ...] = ()
+    whole: tuple[Any, tuple[Any, ...]] = (model, ())
     path: Path = ()
     owner: type[Part] | None = None
     for part in loc:
-        annotation, more = unwrapped(annotation)
-        extra = (*extra, *more)
-        branches = [branch for branch in members(annotation) if branch is not type(None)]
+        annotation, extra = not_null(annotation, extra)
+        branches = members(annotation)
         if len(branches) > 1:
-            tagged = any(
-                isinstance(item, Discriminator) or (isinstance(item, FieldInfo) and item.discriminator) for item in extra
-            )
-            chosen = _chosen(branches, part, at(data, path)) if tagged else None
-            if chosen is None or part == "value":
+            annotation, extra = _chosen(branches, part, at(data, path)) if _is_tagged(extra) else None, ()
+            if annotation is None:
                 break
-            annotation, extra = chosen, ()
             continue
-        annotation, more = unwrapped(branches[0])
-        extra = (*extra, *more)
         origin = get_origin(annotation)
         if is_section(annotation):
-            owner = annotation
+            owner, path = annotation, (*path, part)
             field = keys_of(annotation).get(str(part))
-            path = (*path, part)
             if field is None:
                 return path, "", owner
-            annotation, extra = field.annotation, tuple(field.metadata)
-            if field.discriminator:
-                extra = (*extra, field)
-        elif origin in (list, dict) and part != "[key]":
-            path = (*path, part)
-            annotation, extra, owner = get_args(annotation)[-1], (), None
+            annotation, extra = field.annotation, (*field.metadata, field)
+        elif origin in (list, dict):
+            path, owner = (*path, part), None
+            annotation, extra = get_args(annotation)[-1], ()
         else:
             break
-    return path, allowed(annotation, extra), owner
+        whole = annotation, extra
+    return path, allowed(*whole), owner
+
+
+def _is_tagged(extra: tuple[Any, ...]) -> bool:
+    return any(isinstance(item, Discriminator) or (isinstance(item, FieldInfo) and item.discriminator) for item in extra)
 
 
 def _chosen(branches: list[Any], tag: Any, value: Any) -> Any:
@@ -113,6 +109,11 @@ def explain(error: ValidationError, model: type[Part], data: Any) -> Iterator[Pr
 
 
 def _explain(item: Any, model: type[Part], data: Any) -> Iterator[Problem]:
+    if item["loc"][-1:] == ("[key]",):
+        path, _, _ = _locate(model, item["loc"][:-2], data)
+        key = item["input"]
+        yield Problem(path, "a key is empty" if key == "" else f"the key {show(key)} is not text; quote it")
+        return
     path, fits, owner = _locate(model, item["loc"], data)
     value, kind = at(data, path), item["type"]
     if kind not in ("missing", "raydist") and value is MISSING and isinstance(at(data, path[:-1]), str):
@@ -124,11 +125,11 @@ def _explain(item: Any, model: type[Part], data: Any) -> Iterator[Problem]:
             yield Problem(below, message, MISSING if isinstance(found, dict) else found)
     elif kind == "missing":
         yield Problem(path, f"missing; allowed: {fits}")
-    elif kind == "extra_forbidden":
-        known = list(keys_of(owner)) if owner is not None else []
+    elif kind == "invalid_key" and owner is not None:
+        yield Problem(path[:-1], f"the key {show(item['input'])} is not text; allowed: {', '.join(keys_of(owner))}")
+    elif kind == "extra_forbidden" and owner is not None:
+        known = list(keys_of(owner))
         yield Problem(path, f"unknown key; {nearest(str(path[-1]), known)}allowed: {', '.join(known)}", value)
-    elif item["loc"][-1:] == ("[key]",):
-        yield Problem(path, f"the key {show(item['input'])} is not text; quote it")
     else:
         yield Problem(path, _why(kind, item, value, fits), value)
 
@@ -150,6 +151,7 @@ def _why(kind: str, item: Any, value: Any, fits: str) -> str:
     elif isinstance(value, str) and ("number" in fits or "an integer" in fits):
         quoted = re.fullmatch(r"[-+]?[\d.]+(e[-+]?\d+)?", value, re.IGNORECASE)
         hint = "; it is quoted, so it is text: remove the quotes" if quoted else ""
-    if isinstance(value, str):
-        near = nearest(value, re.split(r", or |, | or ", fits))
+    word = value.get("name") if isinstance(value, dict) else value
+    if isinstance(word, str):
+        near = nearest(word, re.split(r", or |, | or ", fits))
     return f"{near}allowed: {fits}{hint}"

@@ -58,7 +58,7 @@ def _scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
     """A number or a bool; words that a tag forces into one are an error with its place."""
     kind = node.tag.rsplit(":", 1)[-1]
     if kind == "int" and _LEADING_ZERO.fullmatch(node.value):
-        sign, digits = re.fullmatch(r"([-+]?)0*_*([0-9]?.*)", node.value).groups()  # type: ignore[union-attr]
+        sign, digits = re.fullmatch(r"([-+]?)[0_]*(.*)", node.value).groups()  # type: ignore[union-attr]
         words = f'{node.value} is ambiguous (octal?): write {sign}{digits or 0}, or "{node.value}" for text'
         raise yaml.constructor.ConstructorError(None, None, words, node.start_mark)
     try:
@@ -160,30 +160,38 @@ def read_job_file(path: Path) -> tuple[dict[Any, Any], Places]:
     return data, places
 
 
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    # PyYAML folds some line ends (U+0085, ...) into blanks unless the text is double-quoted.
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
+
+
+_Dumper.add_representer(str, _text)
+
+
 def dump_yaml(data: Any) -> str:
     """YAML text that reads back as `data`."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def plain(data: Any, path: tuple[str | int, ...] = (), inside: tuple[int, ...] = ()) -> Any:
+def plain(data: Any, source: str, path: tuple[Any, ...] = (), inside: tuple[int, ...] = ()) -> Any:
     """A deep copy made of dict, list, str, int, float, bool and None (a tuple becomes a list).
 
-    Raises ConfigError that names the key path of anything else, and of a value that contains itself.
+    Raises ConfigError that names `source` and the key path of anything else, and of a value that contains itself.
     """
-    name = dotted(path) or "the job"
+    where = f"{source}: {dotted(path) or 'the job'}"
     if id(data) in inside or len(inside) > 100:
-        raise ConfigError(f"{name}: nested too deeply, or a value that contains itself")
+        raise ConfigError(f"{where}: nested too deeply, or a value that contains itself")
+    inside = (*inside, id(data))
     if isinstance(data, dict):
-        return {plain(k, path, inside): plain(v, (*path, k), (*inside, id(data))) for k, v in data.items()}
+        return {plain(k, source, path): plain(v, source, (*path, k), inside) for k, v in data.items()}
     if isinstance(data, list | tuple):
-        return [plain(item, (*path, index), (*inside, id(data))) for index, item in enumerate(data)]
+        return [plain(item, source, (*path, index), inside) for index, item in enumerate(data)]
     if isinstance(data, int) and data.bit_length() > 4096:
-        raise ConfigError(f"{name}: {show(data)} is too large")
+        raise ConfigError(f"{where}: {show(data)} is too large")
     if data is None or type(data) in (str, int, float, bool):
         return data
-    raise ConfigError(
-        f"{name}: a {type(data).__name__} cannot stand in a job file; allowed: text, numbers, true/false, null, lists, maps"
-    )
+    kinds = "text, numbers, true/false, null, lists, maps"
+    raise ConfigError(f"{where}: a {type(data).__name__} cannot stand in a job file; allowed: {kinds}")
 
 
 def apply_overrides(data: dict[Any, Any], overrides: Sequence[str], places: Places) -> list[str]:
@@ -213,7 +221,7 @@ def _apply(data: dict[Any, Any], override: str, places: Places) -> None:
     if not text.strip():
         raise ConfigError(f'{source}: no value after =; write null for none, "" for empty text')
     value, _ = parse_yaml(text, source)
-    value = plain(value)
+    value = plain(value, source)
     here: Any = data
     path: tuple[str | int, ...] = ()
     for depth, key in enumerate(keys):

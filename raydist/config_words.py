@@ -77,27 +77,42 @@ def members(annotation: Any) -> list[Any]:
     return [annotation]
 
 
+def not_null(annotation: Any, extra: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The type that stands beside null, bare, and all that is annotated on it."""
+    annotation, more = unwrapped(annotation)
+    extra = (*extra, *more)
+    if get_origin(annotation) in (Union, types.UnionType):
+        others = [member for member in get_args(annotation) if member is not type(None)]
+        if len(others) == 1:
+            return not_null(others[0], extra)
+    return annotation, extra
+
+
 def is_section(annotation: Any) -> TypeGuard[type[Part]]:
     """Whether a type is one of the job file's sections."""
     return isinstance(annotation, type) and issubclass(annotation, Part)
 
 
-def _bounds(extra: Iterable[Any]) -> str:
-    """` >= 1` or ` > 0 and < 1`."""
+def _flat(extra: Iterable[Any]) -> list[Any]:
+    """What is annotated, each once, with what `Field(...)` holds spread out."""
     flat: list[Any] = []
     for item in extra:
-        flat += item.metadata if isinstance(item, FieldInfo) else [item]
+        flat += [each for each in (item.metadata if isinstance(item, FieldInfo) else [item]) if each not in flat]
+    return flat
+
+
+def _bounds(extra: Iterable[Any]) -> str:
+    """` >= 1` or ` > 0 and < 1`."""
     return " and".join(
         f" {sign} {getattr(item, key):g}"
         for kind, key, sign in _BOUNDS
-        for item in flat
+        for item in _flat(extra)
         if isinstance(item, kind) and getattr(item, key) != MAX_INTEGER
     )
 
 
 def _limit(extra: Iterable[Any], kind: type[annotated_types.MinLen | annotated_types.MaxLen]) -> int | None:
-    flat = [each for item in extra for each in (item.metadata if isinstance(item, FieldInfo) else [item])]
-    found = [item for item in flat if isinstance(item, kind)]
+    found = [item for item in _flat(extra) if isinstance(item, kind)]
     return getattr(found[0], "min_length", None) or getattr(found[0], "max_length", None) if found else None
 
 
@@ -151,7 +166,7 @@ def _allowed_plain(bare: Any, extra: tuple[Any, ...]) -> str:
     if origin is list:
         return f"a {_least(extra)}list, each {allowed(args[0])}"
     if origin is dict:
-        return "a map of names to values" if args[1] is Any else f"a map of names to {allowed(args[1])}"
+        return f"a {_least(extra)}map of names to {'values' if args[1] is Any else allowed(args[1])}"
     if is_section(bare):
         if names := own_names(bare):
             return f"{', '.join(names)}, or a map with name and its options"
