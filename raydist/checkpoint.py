@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from raydist import storage
 from raydist.commit import commit, discard, dispose_stale
 from raydist.errors import CheckpointError
-from raydist.manifest import BestRule, Found, find, list_checkpoints, problems_with, read_manifest, verify
+from raydist.manifest import BestRule, Found, find, folder_name, list_checkpoints, problems_with, read_manifest, verify
 from raydist.state import TrainState, check_model_matches, pack, unpack
 
 __all__ = [
@@ -45,19 +45,24 @@ def save(
 
     Raises CheckpointError when it cannot be written: the earlier checkpoints are then as they were.
     """
-    uri = commit(store, pack(state), step, metrics or {})
+    commit(store, pack(state), step, metrics or {})
     tidy(store, step, keep=keep, best=best, protect=protect)
-    return uri
+    return storage.join(store, folder_name(step))
 
 
-def tidy(store: str, step: int, *, keep: int, best: BestRule | None = None, protect: AbstractSet[int] = frozenset()) -> None:
-    """After the commit of `step`: point `best.json` at the best checkpoint and remove those that are no longer kept."""
+def tidy(store: str, step: int, *, keep: int, best: BestRule | None = None, protect: AbstractSet[int] = frozenset()) -> bool:
+    """After the commit of `step`: point `best.json` at the best checkpoint and remove those that are no longer kept.
+
+    Returns whether `step` is the best one.
+    """
     kept = set(protect) | {step}
+    top = None
     if best is not None and (top := best_of(store, best)) is not None:
         kept.add(top[0])
         pointer = {"step": top[0], "value": top[1], "metric": best.metric, "mode": best.mode}
         storage.write_bytes(storage.join(store, "best.json"), json.dumps(pointer).encode() + b"\n")
     prune(store, keep, kept)
+    return top is not None and top[0] == step
 
 
 def best_of(store: str, rule: BestRule) -> tuple[int, float] | None:

@@ -34,8 +34,8 @@ _writing: set[str] = set()
 """Temporary folders that this process is writing now."""
 
 
-def commit(store: str, packed: Packed, step: int, metrics: Mapping[str, Any]) -> str:
-    """Write the checkpoint of `step` and make it visible; one of the same step is replaced. Returns its URI.
+def commit(store: str, packed: Packed, step: int, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the checkpoint of `step` and make it visible; one of the same step is replaced. Returns its manifest.
 
     Raises CheckpointError naming the cause; nothing of the attempt stays behind then, and other checkpoints are untouched.
     """
@@ -54,7 +54,7 @@ def commit(store: str, packed: Packed, step: int, metrics: Mapping[str, Any]) ->
             _commit_remote(uri, packed, manifest)
     except Exception as error:  # any cause (disk, network, a library's own error) means the same: not committed
         raise CheckpointError(f"cannot write checkpoint {uri}: {type(error).__name__}: {error}") from error
-    return uri
+    return manifest
 
 
 def _commit_local(store: Path, packed: Packed, manifest: dict[str, Any], name: str) -> None:
@@ -101,7 +101,10 @@ def write_files(folder: Path, packed: Packed) -> dict[str, dict[str, Any]]:
         files[path.name] = describe(path)
     with open(folder / "optimizer.pt", "wb", buffering=0) as raw:
         hashing = _Hashing(raw)
-        torch.save(packed.other, hashing)  # type: ignore[arg-type]
+        try:
+            torch.save(packed.other, hashing)  # type: ignore[arg-type]
+        except RuntimeError as error:  # torch's zip writer reports its own lost position, not what the disk said
+            raise hashing.failure or error from error
         os.fsync(raw.fileno())
     files["optimizer.pt"] = hashing.entry()
     text = json.dumps(packed.document).encode() + b"\n"
@@ -117,12 +120,17 @@ class _Hashing:
         self._file = file
         self._sha256 = hashlib.sha256()
         self._size = 0
+        self.failure: OSError | None = None
 
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data).cast("B")
         done = 0
-        while done < len(view):
-            done += self._file.write(view[done:])
+        try:
+            while done < len(view):
+                done += self._file.write(view[done:])
+        except OSError as error:
+            self.failure = error
+            raise
         self._sha256.update(view)
         self._size += len(view)
         return len(view)

@@ -6,6 +6,7 @@ append: there lines are kept in memory and the object is rewritten at most every
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -57,26 +58,29 @@ def read(uri: str) -> bytes:
 
 
 class JsonLines:
-    """One file of JSON lines, to write. Safe to use from several threads, and (local only) from several processes."""
+    """One file of JSON lines, to write; safe to use from several threads and processes.
+
+    In an object store a flush reads the object and writes it back longer, so only two processes that flush in the very same
+    moment can lose lines.
+    """
 
     def __init__(self, uri: str, flush_every: float) -> None:
         self.uri = uri
         self._local = storage.is_local(uri)
         self._flush_every = flush_every
         self._lock = threading.Lock()
-        self._lines: bytearray | None = None
-        """Remote only: the object's whole content, read when first needed."""
-        self._dirty = False
+        self._pending = bytearray()
+        """Lines that are not in the object yet (remote only)."""
         self._flushed = -math.inf
 
     def append(self, record: Mapping[str, Any]) -> None:
+        """Add one line. Raises OSError when the disk does not take it; a remote line is kept and tried again then."""
         line = encode(record)
         with self._lock:
             if self._local:
                 self._append_local(line)
                 return
-            self._content().extend(line)
-            self._dirty = True
+            self._pending += line
             if time.monotonic() - self._flushed >= self._flush_every:
                 self._flush()
 
@@ -88,20 +92,16 @@ class JsonLines:
             end = os.fstat(fd).st_size
             if end and os.pread(fd, 1, end - 1) != b"\n":
                 line = b"\n" + line  # a writer died inside its line: end that line, so that this one stays whole
-            os.write(fd, line)
+            if (written := os.write(fd, line)) != len(line):
+                raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes fit", str(path))
         finally:
             os.close(fd)
 
-    def _content(self) -> bytearray:
-        if self._lines is None:
-            self._lines = bytearray(read(self.uri))
-        return self._lines
-
     def _flush(self) -> None:
-        if self._dirty:
-            storage.write_bytes(self.uri, bytes(self._content()))
-            self._dirty = False
+        if self._pending:
             self._flushed = time.monotonic()
+            storage.write_bytes(self.uri, read(self.uri) + self._pending)
+            self._pending.clear()
 
     def flush(self) -> None:
         """Write what is only in memory (remote)."""
@@ -111,30 +111,26 @@ class JsonLines:
     def records(self) -> list[dict[str, Any]]:
         """All records so far, those in memory included."""
         with self._lock:
-            return decode(read(self.uri) if self._local else bytes(self._content()))
+            return decode(read(self.uri) + self._pending)
 
     def rewrite(self, records: list[dict[str, Any]]) -> None:
         """Replace the whole content. Only where this process is the one writer."""
-        data = b"".join(encode(record) for record in records)
         with self._lock:
-            if self._local:
-                storage.write_bytes(self.uri, data)
-                return
-            self._lines = bytearray(data)
-            self._dirty = True
-            self._flush()
+            self._pending.clear()
+            storage.write_bytes(self.uri, b"".join(encode(record) for record in records))
 
 
 class Follower:
     """Reads a JSON-lines file as it grows: `new()` gives the records added since the last call.
 
     With `key`, a record is given only when its `key` is greater than that of every record given before: a file that was cut
-    back and written again (a restart) repeats nothing.
+    back and written again (a restart) repeats nothing. With `skip_existing`, lines that are there already are not given.
     """
 
-    def __init__(self, uri: str, key: str | None = None) -> None:
+    def __init__(self, uri: str, key: str | None = None, skip_existing: bool = False) -> None:
         self.uri = uri
         self.key = key
+        self._skipped = frozenset(read(uri).split(b"\n")) if skip_existing else frozenset()
         self._offset = 0
         self._last_line = b""
         self._seen = -math.inf
@@ -147,6 +143,8 @@ class Follower:
         fresh = fresh[:end]
         self._offset += end
         self._last_line = fresh[fresh.rfind(b"\n", 0, end - 1) + 1 :]
+        if self._skipped:
+            fresh = b"".join(line for line in fresh.splitlines(keepends=True) if line[:-1] not in self._skipped)
         records = decode(fresh)
         if self.key is None:
             return records

@@ -1,7 +1,6 @@
 """The run directory: `config.yaml`, `metrics.jsonl`, `events.jsonl`, `summary.json` and the folder of checkpoints.
 
-Metrics have one writer. Events have several (driver, ranks); on an object store each of them gives its own `writer` name and
-has its own `events-<writer>.jsonl`, because two processes cannot append to one object.
+Metrics have one writer at a time, events may have several (driver, rank 0).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from raydist import storage
 from raydist.errors import RaydistError
-from raydist.jsonl import Follower, JsonLines, decode, plain, read
+from raydist.jsonl import Follower, JsonLines, plain, read
 
 
 class RunDir:
@@ -22,12 +21,11 @@ class RunDir:
     `flush_every` is in seconds and matters on an object store only: call `flush()` when the run ends.
     """
 
-    def __init__(self, root: str, writer: str | None = None, flush_every: float = 10.0) -> None:
+    def __init__(self, root: str, flush_every: float = 10.0) -> None:
         self.root = root
         self.checkpoints = storage.join(root, "checkpoints")
-        own = writer is not None and not storage.is_local(root)
         self._metrics = JsonLines(storage.join(root, "metrics.jsonl"), flush_every)
-        self._events = JsonLines(storage.join(root, f"events-{writer}.jsonl" if own else "events.jsonl"), flush_every)
+        self._events = JsonLines(storage.join(root, "events.jsonl"), flush_every)
         self._last_step: int | None = None
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
@@ -62,21 +60,14 @@ class RunDir:
         self._events.append({"time": time, "kind": kind, **fields})
 
     def read_events(self) -> list[dict[str, Any]]:
-        """All events of all writers, in the order of their times."""
-        self._events.flush()
-        events = []
-        for name in storage.names(self.root):
-            if name == "events.jsonl" or (name.startswith("events-") and name.endswith(".jsonl")):
-                events += decode(read(storage.join(self.root, name)))
-        return sorted(events, key=lambda event: str(event.get("time")))
+        return self._events.records()
 
-    def follow_metrics(self) -> Follower:
-        """A tail of metrics.jsonl: each step once, also across restarts."""
-        return Follower(self._metrics.uri, key="step")
+    def follow(self, since: float | None = None) -> RunFollower:
+        """A tail of metrics and events, from the start or, with `since` (Unix time), without what is older.
 
-    def follow_events(self) -> Follower:
-        """A tail of this writer's events."""
-        return Follower(self._events.uri)
+        Lines of metrics carry no time: with `since`, those that are in the file now count as older.
+        """
+        return RunFollower(self._metrics.uri, self._events.uri, since)
 
     def write_config(self, yaml_text: str) -> None:
         storage.write_bytes(storage.join(self.root, "config.yaml"), yaml_text.encode())
@@ -102,3 +93,22 @@ class RunDir:
         """Write lines that are only in memory (object stores)."""
         self._metrics.flush()
         self._events.flush()
+
+
+class RunFollower:
+    """Reads a run's metrics and events as they grow: each event once, each step once, also when a restart rewrites lines."""
+
+    def __init__(self, metrics_uri: str, events_uri: str, since: float | None) -> None:
+        self._since = since
+        self._metrics = Follower(metrics_uri, key="step", skip_existing=since is not None)
+        self._events = Follower(events_uri)
+
+    def new(self) -> list[tuple[str, dict[str, Any]]]:
+        """What came since the last call: `("event", record)`, then `("line", record)` of metrics. Empty when nothing did."""
+        events = [event for event in self._events.new() if self._since is None or _seconds(event) >= self._since]
+        return [*(("event", event) for event in events), *(("line", line) for line in self._metrics.new())]
+
+
+def _seconds(event: Mapping[str, Any]) -> float:
+    """The Unix time of an event, rounded up to its last written millisecond."""
+    return datetime.fromisoformat(event["time"]).timestamp() + 1e-3

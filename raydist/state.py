@@ -6,7 +6,7 @@ loaded with `weights_only=True`), and JSON. A value that could not be read back 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,7 +113,9 @@ def _untie(part: str, named: Mapping[str, Tensor], take: Copy) -> tuple[dict[str
     first: dict[tuple[Any, ...], str] = {}
     storages: set[int] = set()
     for name, value in named.items():
-        tensor = _checked(f"{part}[{name!r}]", value)
+        tensor = _checked(where := f"{part}[{name!r}]", value)
+        if tensor.dtype == torch.complex128:
+            raise CheckpointError(f"{where} is complex128, which safetensors cannot hold; complex64 is its widest complex type")
         if tensor.numel():
             same = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))
             if (original := first.setdefault(same, name)) != name:
@@ -178,10 +180,11 @@ def _json(value: Any, where: str) -> Any:
     )
 
 
-def finite(packed: Packed, buffers: list[str]) -> bool:
+def finite(packed: Packed, buffers: Iterable[str]) -> bool:
     """Whether no weight is NaN or infinite. Buffers may hold infinities, not NaN."""
+    free = set(buffers)
     return all(
-        _finite(tensor, allow_inf=name in buffers) for named in packed.tensors.values() for name, tensor in named.items()
+        _finite(tensor, allow_inf=name in free) for named in packed.tensors.values() for name, tensor in named.items()
     )
 
 
