@@ -58,9 +58,7 @@ def micro_batches(global_rows: int, rank: int, world_size: int, micro_size: int)
         raise ValueError(f"a micro-batch needs at least 1 row, not {micro_size}")
     start, stop = share(global_rows, rank, world_size)
     held = stop - start
-    pieces = [
-        MicroBatch(at, min(at + micro_size, held), min(micro_size, held - at)) for at in range(0, held, micro_size)
-    ]
+    pieces = [MicroBatch(at, min(at + micro_size, held), min(micro_size, held - at)) for at in range(0, held, micro_size)]
     wanted = -(-padded_share(global_rows, world_size) // micro_size)
     return pieces + [MicroBatch(0, 1, 0)] * (wanted - len(pieces))
 

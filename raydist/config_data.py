@@ -23,7 +23,7 @@ class TaskConfig(Part):
     model: Target | None = None
     loss: Target | None = None
     metrics: dict[Text, Target] = Field(default_factory=dict)
-    inputs: Annotated[list[Text], Field(min_length=1)] | None = None
+    inputs: Annotated[list[OneOrMore], Field(min_length=1)] | None = None
     targets: OneOrMore | None = None
     target: ImportPath | None = None
     args: dict[str, Any] = Field(default_factory=dict)

@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from torchmetrics import Metric
 
 
-def evaluate(task: Task, model: nn.Module, source: EvalSource, world: World, precision: Precision, step: int) -> dict[str, float]:
+def evaluate(
+    task: Task, model: nn.Module, source: EvalSource, world: World, precision: Precision, step: int
+) -> dict[str, float]:
     """`{"eval_loss": …, "eval_<metric>": …}` over all rows of all ranks. Every rank must call it.
 
     Ranks may have different numbers of batches, or none: nothing is exchanged until each has scored its own. A failure on one rank
     is raised on all of them.
     """
-    metrics: dict[str, Metric] = {name: m.to(world.device) for name, m in task.metrics().items()} if hasattr(task, "metrics") else {}
+    metrics: dict[str, Metric] = (
+        {name: m.to(world.device) for name, m in task.metrics().items()} if hasattr(task, "metrics") else {}
+    )
     meter = LossMeter()
     problem: RaydistError | None = None
     model.eval()

@@ -16,8 +16,8 @@ from raydist.trainer import Outcome, Trainer
 from raydist.world import World
 
 if TYPE_CHECKING:
-    from raydist.checkpoint import TrainState
     from raydist.config import Interval, JobConfig
+    from raydist.state import TrainState
 
 Status = Literal["running", "finished", "early_stop", "interrupted"]
 
@@ -38,7 +38,8 @@ class StepResult:
     evaluated: bool = False
     checkpoint: bool = False
     status: Status = "running"
-    is_best: bool = False
+    events: bool = False
+    """Some rank has events to collect: every rank takes part in gathering them."""
 
 
 @dataclass
@@ -51,7 +52,13 @@ class Control:
     """Events of this rank that nobody has collected yet."""
 
     def event(self, kind: str, **fields: Any) -> None:
+        """Note an event of this rank; rank 0 writes it at the next boundary."""
         self.events.append({"kind": kind, **fields})
+
+    def take(self) -> list[dict[str, Any]]:
+        """The events noted so far, once."""
+        taken, self.events = self.events, []
+        return taken
 
 
 def fit(
@@ -168,6 +175,7 @@ class _Loop:
             self._minutes(self.config.checkpoint.every, now - self.saved_at),
             self._minutes(self.config.train.eval_every, now - self.evaluated_at),
             self._minutes(self.config.train.log_every, now - self.logged_at),
+            int(bool(self.control.events)),
         ]
 
     def _minutes(self, interval: Interval | None, elapsed: float) -> int:
@@ -177,7 +185,7 @@ class _Loop:
     # -- boundaries -------------------------------------------------------------------------------------------------
 
     def _boundary(self, data: StepData, wishes: list[int]) -> StepResult | None:
-        stop, save_now, eval_now, log_now = wishes
+        stop, save_now, eval_now, log_now, events = wishes
         step = self.trainer.counters.step
         status: Status = "interrupted" if stop else "finished" if self._over(self.position) else "running"
         done = status == "finished"
@@ -185,28 +193,25 @@ class _Loop:
         if stop and not done:
             evaluating = False
         logging = bool(log_now or done or evaluating or _due(self.config.train.log_every, step, data))
-        saving = self.config.checkpoint.every is not None and bool(
-            save_now or done or stop or _due(self.config.checkpoint.every, step, data)
-        )
-        if not (logging or saving or stop):
+        saving = bool(save_now or done or stop or _due(self.config.checkpoint.every, step, data))
+        if not (logging or saving or stop or events):
             return None
         line = self._line(data, logging)
-        is_best = False
         if evaluating:
             line.update(self._evaluate(step))
             if self._early_stop(line) and status == "running":
-                status, saving = "early_stop", self.config.checkpoint.every is not None
-            is_best = self._best(line)
+                status, saving = "early_stop", True
+            self._best(line)
         if saving:
             self.saved_at = time.monotonic()
             self.trainer.share_buffers()
             self.trainer.spread.check_in_sync(f"checkpoint at step {step}")
-        return self._result(line, status, logging, evaluating, saving, is_best)
+        return self._result(line, status, logging, bool(evaluating), saving, bool(events) or status != "running")
 
     def _line(self, data: StepData, logging: bool) -> dict[str, Any]:
         trainer = self.trainer
         line: dict[str, Any] = {"step": trainer.counters.step, "epoch": data.epoch}
-        if not logging:
+        if not logging:  # a boundary for a checkpoint or events only
             trainer.meter.reduce(self.world)  # gathered on rank 0, so that a checkpoint holds the loss since the last line
             return line
         self.logged_at = time.monotonic()
@@ -229,18 +234,16 @@ class _Loop:
         trainer.schedule.observe(values)
         return {**values, "eval_s": time.perf_counter() - began}
 
-    def _best(self, line: dict[str, Any]) -> bool:
-        """Whether this is the best so far by `checkpoint.best`; remembers it."""
+    def _best(self, line: dict[str, Any]) -> None:
+        """Remember this evaluation if it is the best so far by `checkpoint.best`."""
         best = self.config.checkpoint.best
         if best is None:
-            return False
+            return
         value = line.get(best.metric)
         if value is None:
             raise TrainError(f"checkpoint.best.metric: {best.metric!r} is not measured; there is {', '.join(sorted(line))}")
-        if not _better(value, None if self.trainer.best is None else self.trainer.best["value"], best.mode, 0.0):
-            return False
-        self.trainer.best = {"step": line["step"], "metric": best.metric, "value": value}
-        return True
+        if _better(value, None if self.trainer.best is None else self.trainer.best["value"], best.mode, 0.0):
+            self.trainer.best = {"step": line["step"], "metric": best.metric, "value": value}
 
     def _early_stop(self, line: dict[str, Any]) -> bool:
         rule = self.config.train.early_stop
@@ -275,7 +278,7 @@ class _Loop:
         log: bool = False,
         evaluated: bool = False,
         checkpoint: bool = False,
-        is_best: bool = False,
+        events: bool = False,
     ) -> StepResult:
         position = self.position
         return StepResult(
@@ -286,7 +289,7 @@ class _Loop:
             evaluated=evaluated,
             checkpoint=checkpoint,
             status=status,
-            is_best=is_best,
+            events=events,
         )
 
 

@@ -74,7 +74,9 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, (int, float)):
         return float(value)
     what = f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
-    raise ConfigError(f"task.metrics.{name}: gives {what}, not one number; choose an average (for torchmetrics: average='macro')")
+    raise ConfigError(
+        f"task.metrics.{name}: gives {what}, not one number; choose an average (for torchmetrics: average='macro')"
+    )
 
 
 class LossMeter:
@@ -148,5 +150,3 @@ def peak_memory_mb(device: torch.device) -> float:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
-
-

@@ -126,7 +126,8 @@ class Block(nn.Module):
         """`(N, length, dim)` -> `(N, length, dim)`."""
         hidden = hidden + self.dropout(self._attend(self.attention_norm(hidden)))
         wide = functional.gelu(self.mlp_in(self.mlp_norm(hidden)))
-        return hidden + self.dropout(self.mlp_out(wide))
+        output: Tensor = hidden + self.dropout(self.mlp_out(wide))
+        return output
 
     def _attend(self, hidden: Tensor) -> Tensor:
         rows, length, dim = hidden.shape

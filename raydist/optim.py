@@ -27,11 +27,14 @@ def build_optimizer(config: OptimizerConfig, params: Iterable[torch.nn.Parameter
     if config.name is None:
         optimizer = build(config.target or "", {"params": trainable, "lr": config.lr, **config.args}, "optimizer")
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(f"optimizer.target: {config.target} made a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+            raise ConfigError(
+                f"optimizer.target: {config.target} made a {type(optimizer).__name__}, not a torch.optim.Optimizer"
+            )
         return optimizer
     options = {k: v for k in _OPTIONS if (v := getattr(config, k)) is not None}
     options["fused"] = _can_fuse(trainable) if config.fused == "auto" else config.fused
-    return _NAMED[config.name](trainable, lr=config.lr, **options)
+    named: torch.optim.Optimizer = _NAMED[config.name](trainable, lr=config.lr, **options)
+    return named
 
 
 def _can_fuse(params: list[torch.nn.Parameter]) -> bool:
@@ -87,7 +90,9 @@ class Schedule:
         if self._plateau is None or self.metric is None or self.applied < self.warmup:
             return
         if self.metric not in metrics:
-            raise ConfigError(f"schedule.metric: {self.metric!r} is not measured; the evaluation gives {', '.join(sorted(metrics))}")
+            raise ConfigError(
+                f"schedule.metric: {self.metric!r} is not measured; the evaluation gives {', '.join(sorted(metrics))}"
+            )
         self._plateau.step(metrics[self.metric])
 
     @property

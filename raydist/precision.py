@@ -40,7 +40,7 @@ class Precision:
         return torch.autocast(self.device.type, torch.bfloat16 if self.name == "bf16" else torch.float16)
 
     def backward(self, loss: torch.Tensor) -> None:
-        (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
+        (self.scaler.scale(loss) if self.scaler else loss).backward()
 
     def gradient_norm(self, optimizer: torch.optim.Optimizer, clip: float | None) -> float:
         """Unscale, measure the global L2 norm of all gradients, and scale them down to `clip` when they are above it.

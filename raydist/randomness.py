@@ -22,12 +22,12 @@ def seed_all(seed: int, *names: int | str) -> None:
     """Seed Python's, numpy's and torch's global generators (all devices) from `derive(seed, *names)`."""
     number = derive(seed, *names)
     random.seed(number)
-    np.random.seed(number % 2**32)  # noqa: NPY002 - user code may draw from the global generator
+    np.random.seed(number % 2**32)
     torch.manual_seed(number)
 
 
 def seed_host(number: int) -> None:
     """Seed the CPU generators only, for per-row augmentation: no device is touched."""
     random.seed(number)
-    np.random.seed(number % 2**32)  # noqa: NPY002
+    np.random.seed(number % 2**32)
     torch.default_generator.manual_seed(number)

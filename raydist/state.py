@@ -183,9 +183,7 @@ def _json(value: Any, where: str) -> Any:
 def finite(packed: Packed, buffers: Iterable[str]) -> bool:
     """Whether no weight is NaN or infinite. Buffers may hold infinities, not NaN."""
     free = set(buffers)
-    return all(
-        _finite(tensor, allow_inf=name in free) for named in packed.tensors.values() for name, tensor in named.items()
-    )
+    return all(_finite(tensor, allow_inf=name in free) for named in packed.tensors.values() for name, tensor in named.items())
 
 
 def _finite(tensor: Tensor, allow_inf: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -15,22 +16,52 @@ from raydist.errors import ConfigError, TrainError
 from raydist.world import World, check_in_sync
 
 if TYPE_CHECKING:
-    from raydist.config import DDP, ModelParallel, Strategy
+    from raydist.config_parts import DdpStrategy, ModelParallelStrategy, Strategy
+
+
+_SYNC_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+"""torch 2.13 renamed the option; older releases know the old name only."""
 
 
 class Spread:
     """A model as the strategy runs it: `module` is the plain one (state, evaluation), `forward` the one to train through."""
 
-    def __init__(self, module: nn.Module, forward: nn.Module, world: World) -> None:
+    def __init__(self, module: nn.Module, world: World, wrap: Callable[[nn.Module], nn.Module] | None = None) -> None:
         self.module = module
-        self.forward = forward
         self.world = world
+        self._wrap = wrap
+        self._forward: nn.Module | None = None if wrap else module
+        self._may_skip_sync = False
+
+    @property
+    def replicated(self) -> bool:
+        """Whether DDP reduces the gradients over ranks."""
+        return self.world.world_size > 1
+
+    @property
+    def forward(self) -> nn.Module:
+        """The wrapped model; wrapped at the first use, which every rank must reach together."""
+        if self._forward is None:
+            assert self._wrap is not None
+            self._forward = self._wrap(self.module)
+        return self._forward
 
     def no_sync(self, last: bool) -> AbstractContextManager[Any]:
-        """Around every micro-batch; gradients are reduced in the `last` one only."""
-        if isinstance(self.forward, DistributedDataParallel) and not last:
-            return self.forward.no_sync()
-        return nullcontext()
+        """Around every micro-batch; gradients are reduced in the `last` one only.
+
+        A static graph is recorded in the first step, where DDP must see every backward: there each one reduces, which gives the
+        same sum.
+        """
+        if not isinstance(self.forward, DistributedDataParallel):
+            return nullcontext()
+        if last:
+            self._may_skip_sync = True
+            return nullcontext()
+        return nullcontext() if self.forward.static_graph and not self._may_skip_sync else self.forward.no_sync()
 
     def check_in_sync(self, when: str) -> None:
         """Raise TrainError if a parameter differs between ranks. Every rank must call it."""
@@ -43,32 +74,41 @@ def spread(strategy: Strategy, model: nn.Module, world: World) -> Spread:
     Raises TrainError when the ranks built different models, ConfigError when the strategy does not fit the workers.
     """
     if strategy.name in ("dp", "model_parallel") and world.world_size > 1:
-        raise ConfigError(f"strategy: {strategy.name} runs in one worker, and scaling.workers gives {world.world_size}; use ddp")
+        raise ConfigError(
+            f"strategy: {strategy.name} runs in one worker, and scaling.workers gives {world.world_size}; use ddp"
+        )
     if strategy.name == "model_parallel":
         placed = place_layers(strategy, model, world.device)
-        return Spread(placed, placed, world)
+        return Spread(placed, world)
     model = model.to(world.device)
     if strategy.name == "dp":
-        return Spread(model, _data_parallel(model), world)
+        return Spread(model, world, _data_parallel)
     if strategy.name != "ddp":
         raise ConfigError(f"strategy: {strategy.name} is not a training-loop strategy")
     if strategy.sync_batchnorm and world.world_size > 1:
         if world.device.type != "cuda":
-            raise ConfigError("strategy.sync_batchnorm: torch's SyncBatchNorm runs on GPUs only, and these workers have none; set it to false")
+            raise ConfigError(
+                "strategy.sync_batchnorm: torch's SyncBatchNorm runs on GPUs only, and these workers have none; set it to false"
+            )
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if world.world_size == 1:
-        return Spread(model, model, world)
+        return Spread(model, world)
+    if strategy.comm_hook == "bf16_compress" and world.backend != "nccl":
+        raise ConfigError(
+            f"strategy.comm_hook: bf16_compress needs NCCL, and these workers use {world.backend}; use fp16_compress"
+        )
     check_in_sync(world, dict(model.named_parameters()), "before the first step")
-    return Spread(model, _ddp(strategy, model, world), world)
+    return Spread(model, world, lambda module: _ddp(strategy, module, world))
 
 
-def _ddp(strategy: DDP, model: nn.Module, world: World) -> DistributedDataParallel:
+def _ddp(strategy: DdpStrategy, model: nn.Module, world: World) -> DistributedDataParallel:
+    buffers: dict[str, Any] = {_SYNC_BUFFERS: strategy.broadcast_buffers}
     wrapped = DistributedDataParallel(
         model,
         device_ids=[world.device] if world.device.type == "cuda" else None,
         bucket_cap_mb=strategy.bucket_cap_mb,
         gradient_as_bucket_view=strategy.gradient_as_bucket_view,
-        broadcast_buffers=strategy.broadcast_buffers,
+        **buffers,
         find_unused_parameters=strategy.find_unused_parameters,
         static_graph=strategy.static_graph,
     )
@@ -90,7 +130,7 @@ def _data_parallel(model: nn.Module) -> nn.Module:
     return nn.DataParallel(model)
 
 
-def place_layers(strategy: ModelParallel, model: nn.Module, device: torch.device) -> nn.Module:
+def place_layers(strategy: ModelParallelStrategy, model: nn.Module, device: torch.device) -> nn.Module:
     """Put the parts of a model on several devices; inputs of a part follow it there.
 
     `device_map` names submodules by prefix ("encoder", "layers.3"); `auto` cuts the top-level children into runs of about
@@ -99,7 +139,9 @@ def place_layers(strategy: ModelParallel, model: nn.Module, device: torch.device
     devices = [torch.device(d) for d in strategy.devices] if strategy.devices else _all_devices(device)
     children = dict(model.named_children())
     placed: dict[str, torch.device] = (
-        _even_cut(children, devices) if strategy.device_map == "auto" else {k: torch.device(v) for k, v in strategy.device_map.items()}
+        _even_cut(children, devices)
+        if strategy.device_map == "auto"
+        else {k: torch.device(v) for k, v in strategy.device_map.items()}
     )
     for name in placed:
         try:
@@ -147,7 +189,7 @@ def check_used(spread: Spread, find_unused: bool, loss_of: Callable[[nn.Module],
     DDP would wait for such a parameter for ever on the ranks that use it. Raises TrainError on all ranks, naming the first one,
     its rank and the option. Leaves weights, buffers and gradients as they were. Every rank must call it.
     """
-    if not isinstance(spread.forward, DistributedDataParallel):
+    if not spread.replicated:
         return
     buffers = {name: b.detach().clone() for name, b in spread.module.named_buffers()}
     problem: str | None = None
@@ -174,5 +216,3 @@ def check_used(spread: Spread, find_unused: bool, loss_of: Callable[[nn.Module],
                 f"rank {rank}: parameter {names[0]!r}{more} gets no gradient in the first step, and DDP would wait for it for ever. "
                 "Use it in the loss, freeze it (requires_grad = False), or set strategy.find_unused_parameters: true"
             )
-
-

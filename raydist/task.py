@@ -69,7 +69,9 @@ def _load_module(name: str, target: str, key: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(error.name + ".")):
-            raise ConfigError(f"{key}: no module {error.name!r} for {target!r}; is it installed, or meant as ./file.py:Name?") from error
+            raise ConfigError(
+                f"{key}: no module {error.name!r} for {target!r}; is it installed, or meant as ./file.py:Name?"
+            ) from error
         raise ConfigError(f"{key}: importing {name!r} failed: {error}") from error
 
 
@@ -129,9 +131,13 @@ def build_task(config: TaskConfig) -> Task:
     task = build(config.target, config.args, "task")
     for method in ("build_model", "loss"):
         if not callable(getattr(task, method, None)):
-            raise ConfigError(f"task: {config.target} has no method {method}(); a task needs build_model() and loss(model, batch)")
+            raise ConfigError(
+                f"task: {config.target} has no method {method}(); a task needs build_model() and loss(model, batch)"
+            )
     if callable(getattr(task, "metrics", None)) and not callable(getattr(task, "predict", None)):
-        raise ConfigError(f"task: {config.target} has metrics() but no predict(model, batch) -> (predictions, targets) to feed them")
+        raise ConfigError(
+            f"task: {config.target} has metrics() but no predict(model, batch) -> (predictions, targets) to feed them"
+        )
     return task  # type: ignore[no-any-return]
 
 
@@ -155,7 +161,7 @@ class ColumnTask:
             self.loss_args = dict(config.loss.args)
         if not callable(loss):
             raise ConfigError(f"task.loss: {config.loss.target} is not callable")
-        self.loss_fn: Callable[..., torch.Tensor] = loss
+        self.loss_fn: Callable[..., Any] = loss
         for name, metric in config.metrics.items():
             resolve(metric.target, f"task.metrics.{name}")
         check_args(resolve(config.model.target, "task.model"), config.model.args, config.model.target, "task.model")
@@ -171,10 +177,12 @@ class ColumnTask:
         return {name: build(m.target, m.args, f"task.metrics.{name}") for name, m in self.config.metrics.items()}
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        predictions, targets = self.predict(model, batch)
-        return self.loss_of(predictions, targets)
+        """The mean loss over the batch."""
+        loss: torch.Tensor = self.loss_of(*self.predict(model, batch))
+        return loss
 
-    def loss_of(self, predictions: Any, targets: Any) -> torch.Tensor:
+    def loss_of(self, predictions: Any, targets: Any) -> Any:
+        """The loss function on what `predict` gave; checked by the caller."""
         return self.loss_fn(predictions, targets, **self.loss_args)
 
     def predict(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
@@ -187,10 +195,14 @@ class ColumnTask:
         names, targets = self.config.inputs, self.config.targets
         if isinstance(batch, Mapping):
             if names is None or targets is None:
-                raise DataError(f"task: the data has columns {', '.join(map(str, batch))}; say which are task.inputs and task.targets")
+                raise DataError(
+                    f"task: the data has columns {', '.join(map(str, batch))}; say which are task.inputs and task.targets"
+                )
             inputs = [self._input(batch, name) for name in names]
             picked = [_target(_column(batch, n, "task.targets")) for n in ([targets] if isinstance(targets, str) else targets)]
-            return inputs, picked[0] if isinstance(targets, str) else torch.stack([p.reshape(p.shape[0]) for p in picked], dim=1)
+            return inputs, picked[0] if isinstance(targets, str) else torch.stack(
+                [p.reshape(p.shape[0]) for p in picked], dim=1
+            )
         if isinstance(batch, (tuple, list)) and len(batch) >= 2:
             return [_narrow(x) for x in batch[:-1]], _target(batch[-1])
         raise DataError(
@@ -205,7 +217,9 @@ class ColumnTask:
         parts = [_column(batch, n, "task.inputs") for n in name]
         for n, part in zip(name, parts, strict=True):
             if part.dim() != 1:
-                raise DataError(f"task.inputs: column {n!r} has shape {list(part.shape)}; only columns of single numbers can be stacked")
+                raise DataError(
+                    f"task.inputs: column {n!r} has shape {list(part.shape)}; only columns of single numbers can be stacked"
+                )
         return torch.stack([part.float() for part in parts], dim=1)
 
 
@@ -288,7 +302,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
 def checked_loss(loss: Any, step: int) -> torch.Tensor:
     """The loss, if it is one number that needs a gradient; TrainError otherwise."""
     if not isinstance(loss, torch.Tensor):
-        raise TrainError(f"step {step}: the loss is a {type(loss).__name__}; it must be a scalar tensor computed from the model")
+        raise TrainError(
+            f"step {step}: the loss is a {type(loss).__name__}; it must be a scalar tensor computed from the model"
+        )
     if loss.numel() != 1:
         raise TrainError(
             f"step {step}: the loss has shape {list(loss.shape)}, not one number; take its mean (reduction='mean') over the batch"

@@ -12,13 +12,14 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from raydist.batching import MicroBatch, loss_scale, micro_batches, padded_share
-from raydist.checkpoint import TrainState, check_model_matches
+from raydist.config import to_plain
 from raydist.data.source import Position, StepData
 from raydist.errors import ConfigError, RaydistError, TrainError
 from raydist.metrics import LossMeter
 from raydist.optim import Schedule, build_optimizer
 from raydist.precision import Precision
 from raydist.randomness import seed_all
+from raydist.state import TrainState, check_model_matches
 from raydist.strategy import Spread, check_used, spread
 from raydist.task import Task, checked_loss, slice_rows, to_device
 from raydist.world import World
@@ -63,7 +64,7 @@ class Trainer:
         if config.train.ema is not None:
             self.ema = AveragedModel(self.module, multi_avg_fn=get_ema_multi_avg_fn(config.train.ema.decay))
         if config.train.compile:
-            compile_model(config, self.spread.forward)
+            compile_model(config, self.module)
         self.counters = Counters()
         self.meter = LossMeter()
         self.micro_size = config.batch.micro_size if isinstance(config.batch.micro_size, int) else None
@@ -113,7 +114,9 @@ class Trainer:
                 finite = finite & torch.isfinite(loss.detach()).to(finite.device)
                 self.meter.add(loss, weight)
                 scaled = loss.float() * loss_scale(weight, global_weight, self.world.world_size)
-                if last:  # a loss that is not finite makes the reduced gradient NaN, so every rank sees it without another message
+                if (
+                    last
+                ):  # a loss that is not finite makes the reduced gradient NaN, so every rank sees it without another message
                     scaled = scaled * torch.where(finite, 1.0, float("nan")).to(scaled.device)
                 self.precision.backward(scaled)
         return self._apply(data, finite, before)
@@ -181,7 +184,9 @@ class Trainer:
         seed_all(self.config.seed, "step", self.counters.step, self.world.rank)
         where = self.world.device
         check_used(
-            self.spread, getattr(strategy, "find_unused_parameters", True), lambda model: self.loss(model, to_device(batch, where))
+            self.spread,
+            getattr(strategy, "find_unused_parameters", True),
+            lambda model: self.loss(model, to_device(batch, where)),
         )
         seed_all(self.config.seed, "step", self.counters.step, self.world.rank)
 
@@ -200,8 +205,13 @@ class Trainer:
             best=self.best,
             rng={"seed": self.config.seed, "scheme": "per step, rank and row"},
             data=data,
-            config=self.config.model_dump(mode="json", by_alias=True),
-            extra={**self.extra, "ema_updates": 0 if self.ema is None else int(self.ema.n_averaged), "micro_size": self.micro_size},
+            config=to_plain(self.config),
+            buffers=[name for name, _ in self.module.named_buffers()],
+            extra={
+                **self.extra,
+                "ema_updates": 0 if self.ema is None else int(self.ema.n_averaged),
+                "micro_size": self.micro_size,
+            },
         )
 
     def load(self, state: TrainState) -> Position:
@@ -236,7 +246,9 @@ def build_model(task: Task) -> nn.Module:
 def compile_model(config: JobConfig, model: nn.Module) -> None:
     """`torch.compile` in place, so that parameter names stay."""
     options = config.train.compile
-    settings: dict[str, Any] = {} if isinstance(options, bool) else {k: v for k, v in options.model_dump().items() if v is not None}
+    settings: dict[str, Any] = (
+        {} if isinstance(options, bool) else {k: v for k, v in options.model_dump().items() if v is not None}
+    )
     model.compile(**settings)
 
 

@@ -113,7 +113,9 @@ def from_env(backend: str = "auto", device: torch.device | None = None, timeout_
     local_rank = _read(env, "LOCAL_RANK", rank)
     local_world_size = _read(env, "LOCAL_WORLD_SIZE", world_size)
     if not 0 <= rank < world_size:
-        raise ConfigError(f"RANK={rank} does not fit WORLD_SIZE={world_size}: start the workers with torchrun or `raydist train`")
+        raise ConfigError(
+            f"RANK={rank} does not fit WORLD_SIZE={world_size}: start the workers with torchrun or `raydist train`"
+        )
     device = device or _pick_device(local_rank, backend)
     backend = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
     if device.type == "cuda":

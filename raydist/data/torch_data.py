@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+    default_collate,
+)
 
 from raydist.batching import rows_in_step, share, steps_in
 from raydist.data.source import EvalData, Position, StepData
@@ -79,14 +88,17 @@ class _Collate:
 class TorchSource:
     """Training rows of a map-style Dataset, for one rank. Implements `TrainSource`."""
 
-    def __init__(self, dataset: Any, config: DatasetConfig, global_size: int, seed: int, rank: int, world_size: int, pin: bool = False) -> None:
+    def __init__(
+        self, dataset: Any, config: DatasetConfig, global_size: int, seed: int, rank: int, world_size: int, pin: bool = False
+    ) -> None:
         self.rows = Rows(dataset, seed)
         self.config, self.global_size, self.seed = config, global_size, seed
         self.rank, self.world_size, self.pin = rank, world_size, pin
         self.sampler = None if config.sampler is None else build_sampler(config, dataset)
         count = len(self.rows) if self.sampler is None else len(self.order(0))
-        self.steps_per_epoch: int = steps_in(count, global_size, config.drop_last)
-        self.rows_per_epoch: int = min(count, self.steps_per_epoch * global_size)
+        self._steps = steps_in(count, global_size, config.drop_last)
+        self.steps_per_epoch: int | None = self._steps
+        self.rows_per_epoch: int | None = min(count, self._steps * global_size)
         self._epoch_rows = count
         self._known: dict[int, np.ndarray[Any, np.dtype[np.int64]]] = {}
 
@@ -105,7 +117,9 @@ class TorchSource:
 
     def _index(self, index: Any) -> int:
         if isinstance(index, (list, tuple)):
-            raise ConfigError("data.train.sampler: yields batches; give a sampler of single rows, batch.global_size makes the batches")
+            raise ConfigError(
+                "data.train.sampler: yields batches; give a sampler of single rows, batch.global_size makes the batches"
+            )
         row = int(index)
         if not 0 <= row < len(self.rows):
             raise DataError(f"data.train.sampler: yields row {row}, and the dataset has {len(self.rows)}")
@@ -127,10 +141,14 @@ class TorchSource:
         epoch, index = start.epoch, start.index
         while stop_epoch is None or epoch < stop_epoch:
             order = self._ordered(epoch)
-            for k in range(index, self.steps_per_epoch):
+            for k in range(index, self._steps):
                 count = rows_in_step(self._epoch_rows, self.global_size, k)
                 first, last = share(count, self.rank, self.world_size)
-                rows = order[k * self.global_size + first : k * self.global_size + last] if last > first else order[k * self.global_size :][:1]
+                rows = (
+                    order[k * self.global_size + first : k * self.global_size + last]
+                    if last > first
+                    else order[k * self.global_size :][:1]
+                )
                 yield epoch, k, count, [(epoch, int(row)) for row in rows]
             epoch, index = epoch + 1, 0
 
@@ -145,7 +163,7 @@ class TorchSource:
             wait = time.perf_counter() - asked
             first, last = share(count, self.rank, self.world_size)
             check_rows(batch, len(keys), "data.train")
-            yield StepData(epoch, index, index == self.steps_per_epoch - 1, count, last - first, batch, wait)
+            yield StepData(epoch, index, index == self._steps - 1, count, last - first, batch, wait)
 
     def fingerprint(self) -> dict[str, Any]:
         return {"kind": "dataset", "target": self.config.target, "rows": len(self.rows), "rows_per_epoch": self.rows_per_epoch}
@@ -162,10 +180,12 @@ class TorchSource:
 class TorchEval:
     """Evaluation rows of a map-style Dataset: this rank's contiguous share, in order. Implements `EvalSource`."""
 
-    def __init__(self, dataset: Any, config: DatasetConfig, size: int, seed: int, rank: int, world_size: int, pin: bool = False) -> None:
+    def __init__(
+        self, dataset: Any, config: DatasetConfig, size: int, seed: int, rank: int, world_size: int, pin: bool = False
+    ) -> None:
         self.dataset, self.config, self.size, self.pin = Rows(dataset, seed), config, size, pin
-        self.rows = len(dataset)
-        self.start, self.stop = share(self.rows, rank, world_size)
+        self.rows: int | None = len(dataset)
+        self.start, self.stop = share(len(dataset), rank, world_size)
 
     def batches(self) -> Iterator[EvalData]:
         chunks = [
@@ -220,13 +240,17 @@ def build_sampler(config: DatasetConfig, dataset: Any) -> Sampler[Any]:
     args = dict(config.sampler.args)
     factory = resolve(config.sampler.target, "data.train.sampler")
     if isinstance(factory, type) and issubclass(factory, DistributedSampler):
-        raise ConfigError("data.train.sampler: raydist shards every sampler over the workers itself; use shuffle: true instead of DistributedSampler")
+        raise ConfigError(
+            "data.train.sampler: raydist shards every sampler over the workers itself; use shuffle: true instead of DistributedSampler"
+        )
     parameters = list(inspect.signature(factory).parameters)
     if parameters and parameters[0] in ("data_source", "dataset", "data") and parameters[0] not in args:
         args[parameters[0]] = dataset
     sampler = build(config.sampler.target, args, "data.train.sampler")
     if isinstance(sampler, (BatchSampler, DistributedSampler)):
-        raise ConfigError(f"data.train.sampler: a {type(sampler).__name__} makes batches or shards; raydist does both, give a sampler of rows")
+        raise ConfigError(
+            f"data.train.sampler: a {type(sampler).__name__} makes batches or shards; raydist does both, give a sampler of rows"
+        )
     if not hasattr(sampler, "__iter__"):
         raise ConfigError(f"data.train.sampler: {config.sampler.target} made a {type(sampler).__name__}, which yields no rows")
     return sampler  # type: ignore[no-any-return]
@@ -235,7 +259,7 @@ def build_sampler(config: DatasetConfig, dataset: Any) -> Sampler[Any]:
 def check_rows(batch: Any, wanted: int, key: str) -> None:
     """Raise DataError when a collated batch does not hold `wanted` rows: the weights would be wrong."""
     first = batch
-    while isinstance(first, (tuple, list, dict)) and first and not isinstance(first, torch.Tensor):
+    while isinstance(first, (tuple, list, dict)) and first:
         inner = next(iter(first.values())) if isinstance(first, dict) else first[0]
         if isinstance(first, list) and not isinstance(inner, (torch.Tensor, tuple, list, dict)):
             break

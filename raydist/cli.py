@@ -1,0 +1,139 @@
+"""The command line. Exit codes: 0 finished, 1 training failed, 2 the job file or the command is wrong, 3 interrupted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+
+from raydist.errors import ConfigError, Interrupted, RaydistError
+
+if TYPE_CHECKING:
+    from raydist.config import JobConfig
+
+app = typer.Typer(
+    help="Train a PyTorch model from one job file: in one process, under torchrun, or on a Ray cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the file's.")]
+
+
+@app.command()
+def train(
+    job: JobFile,
+    overrides: Overrides = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Train in this process, without Ray: the same run, with one worker.")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster; without one, a local one is started.")
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="auto: go on although settings changed. A run or checkpoint folder: go on from there.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run of this name aside and start anew.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show Ray's own messages and tracebacks.")] = False,
+) -> None:
+    """Train a job. A run that was interrupted goes on where it was; one that is finished is left alone."""
+    config = load(job, overrides)
+    from raydist.runners.local import train_local, under_torchrun
+    from raydist.screen import Screen
+
+    screen = Screen()
+    torchrun = under_torchrun()
+    main = not torchrun or __import__("os").environ.get("RANK") == "0"
+    if main:
+        announce(config, screen)
+    if torchrun or local:
+        summary = train_local(config, resume, fresh, screen)
+    else:
+        from raydist.runners.ray_train import train_ray
+
+        summary = train_ray(config, resume, fresh, address=address, screen=screen, verbose=verbose)
+    if main:
+        screen.table(summary)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a job file, for editors."""
+    from raydist.config import json_schema
+
+    print(json.dumps(json_schema(), indent=2))
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(help="A run folder, or a checkpoint folder in it.")],
+    out: Annotated[Path, typer.Argument(help="The safetensors file to write.")],
+    best: Annotated[bool, typer.Option("--best", help="The best checkpoint instead of the newest.")] = False,
+    ema: Annotated[bool, typer.Option("--ema", help="The averaged weights (train.ema) instead of the plain ones.")] = False,
+) -> None:
+    """Write a run's weights as safetensors, with plain parameter names."""
+    from raydist.export import export_weights
+
+    print(export_weights(run, out, best=best, ema=ema))
+
+
+def load(job: Path, overrides: list[str] | None) -> JobConfig:
+    from raydist.config import load_config
+
+    return load_config(job, overrides or ())
+
+
+def announce(config: JobConfig, screen: Any) -> None:
+    """Say which files are meant: relative paths were resolved against the job file's folder."""
+    for part, data in (("train", config.data.train), ("eval", config.data.eval)):
+        if data is not None:
+            where = data.path if data.path is not None else data.target
+            screen.say(f"data.{part}: {where if isinstance(where, str) else ', '.join(where or [])}")
+    screen.say(f"run: {config.storage.rstrip('/')}/{config.name}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    return guarded(lambda: app(args=arguments, standalone_mode=False, prog_name="raydist"), "-v" in (arguments or sys.argv[1:]))
+
+
+def guarded(command: Callable[[], Any], verbose: bool = False) -> int:
+    """Run `command`; what it raises becomes one message on stderr and an exit code."""
+    try:
+        command()
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        print("raydist: stopped at once; the last committed checkpoint stays good", file=sys.stderr)
+        return 130
+    except Interrupted as stopped:
+        print(f"raydist: {stopped}", file=sys.stderr)
+        return stopped.exit_code
+    except RaydistError as error:
+        _tell(error, verbose)
+        return error.exit_code
+    except Exception as error:
+        _tell(error, True)
+        return 1
+    return 0
+
+
+def _tell(error: Exception, traceback: bool) -> None:
+    if traceback:
+        import traceback as tracebacks
+
+        tracebacks.print_exception(error)
+    kind = "" if isinstance(error, RaydistError) else f"{type(error).__name__}: "
+    title = "wrong job or command" if isinstance(error, ConfigError) else "failed"
+    print(f"raydist: {title}: {kind}{error}", file=sys.stderr)

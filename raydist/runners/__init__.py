@@ -1,0 +1,1 @@
+"""Who starts the workers: this process or torchrun (`local`), or a Ray cluster (`ray_train`)."""

@@ -1,0 +1,120 @@
+"""The Ray cluster a job runs on: a local one sized to the job, or one that is there already."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from raydist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raydist.config import JobConfig
+
+_DATA_CPUS = 2
+"""CPUs of a local cluster beyond the workers': Ray Data's tasks need some."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the cluster has, in Ray's words ("CPU", "GPU", …)."""
+
+    total: dict[str, float]
+    owned: bool
+
+    def fit_workers(self, config: JobConfig) -> int:
+        """How many workers to start: what was asked, or for `[min, max]` what fits now. ConfigError when too few fit."""
+        asked = config.scaling.workers
+        low, high = (asked, asked) if isinstance(asked, int) else (asked[0], asked[1])
+        need = needs(config)
+        total = self.total if self.owned else _resources()
+        fits = min((int(total.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount), default=high)
+        if fits < low:
+            wanted = ", ".join(f"{_plain(amount * low)} {name}" for name, amount in need.items() if amount)
+            there = ", ".join(f"{_plain(total.get(name, 0.0))} {name}" for name in need)
+            raise ConfigError(
+                f"scaling.workers: {low} workers need {wanted}, and the cluster has {there}. Lower scaling.workers, "
+                "scaling.cpus_per_worker or scaling.gpus_per_worker, or add nodes"
+            )
+        return min(high, fits)
+
+
+def needs(config: JobConfig) -> dict[str, float]:
+    """Resources of one worker."""
+    return {"CPU": config.scaling.cpus_per_worker, "GPU": gpus_per_worker(config), **config.scaling.resources}
+
+
+def gpus_per_worker(config: JobConfig) -> float:
+    """`auto` is one GPU a worker where the cluster has GPUs, and none where it has not."""
+    asked = config.scaling.gpus_per_worker
+    if asked != "auto":
+        return float(asked)
+    return 1.0 if config.scaling.backend != "gloo" and _resources().get("GPU", 0.0) else 0.0
+
+
+def _resources() -> dict[str, float]:
+    import ray
+
+    return dict(ray.cluster_resources()) if ray.is_initialized() else {}
+
+
+def _plain(amount: float) -> str:
+    return f"{amount:g}"
+
+
+def quiet(verbose: bool) -> None:
+    """Set Ray's switches before it is imported. The user's own settings win."""
+    defaults = {
+        "RAY_TRAIN_V2_ENABLED": "1",
+        "RAY_CHDIR_TO_TRIAL_DIR": "0",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
+        "RAY_TRAIN_METRICS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_DEDUP_LOGS": "0",
+    }
+    if not verbose:
+        defaults |= {"RAY_BACKEND_LOG_LEVEL": "error"}
+        for name in ("ray", "ray.train", "ray.data"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def connect(config: JobConfig, address: str | None, verbose: bool) -> Iterator[Cluster]:
+    """A connection to the cluster at `address` (left as it was), the one this process has, or a local one that ends with the job."""
+    import ray
+
+    level = logging.INFO if verbose else logging.ERROR
+    if ray.is_initialized():
+        yield Cluster(_resources(), owned=False)
+        return
+    options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": level}
+    try:
+        if address is None or address == "local":
+            ray.init(address="local", include_dashboard=False, **_size(config), **options)
+        else:
+            ray.init(address=address, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        where = "a local Ray cluster did not start" if address in (None, "local") else f"no Ray cluster at {address!r}"
+        raise ConfigError(f"{where}: {error}") from error
+    try:
+        yield Cluster(_resources(), owned=address in (None, "local"))
+    finally:
+        ray.shutdown()
+
+
+def _size(config: JobConfig) -> dict[str, Any]:
+    """CPUs for the workers and some for Ray Data; GPUs as the machine has them."""
+    asked = config.scaling.workers
+    workers = asked if isinstance(asked, int) else asked[1]
+    size: dict[str, Any] = {"num_cpus": math.ceil(workers * config.scaling.cpus_per_worker) + _DATA_CPUS}
+    if config.scaling.resources:
+        size["resources"] = {name: amount * workers for name, amount in config.scaling.resources.items()}
+    if config.scaling.backend == "gloo" and config.scaling.gpus_per_worker == "auto":
+        size["num_gpus"] = 0
+    return size

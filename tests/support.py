@@ -1,0 +1,181 @@
+"""What tests share: the LIN model and its data, job configs without a file, and ranks as real processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import queue
+import socket
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class Lin(nn.Linear):
+    """1 -> 1, no bias, weight 0."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 1, bias=False)
+        nn.init.zeros_(self.weight)
+
+
+def line(xs: list[float]) -> TensorDataset:
+    """Rows (x, 3x), each of shape (1,)."""
+    x = torch.tensor(xs, dtype=torch.float32).reshape(-1, 1)
+    return TensorDataset(x, 3 * x)
+
+
+def lin_job(xs: list[float], global_size: int, **changes: Any) -> dict[str, Any]:
+    """A job file's content: LIN on `line(xs)`, mean squared error, plain SGD at 0.1. `changes` replace whole sections or `a__b` keys."""
+    job: dict[str, Any] = {
+        "name": "lin",
+        "task": {"model": {"target": "tests.support:Lin"}, "loss": {"target": "torch.nn.functional:mse_loss"}},
+        "data": {"train": {"target": "tests.support:line", "args": {"xs": xs}}},
+        "batch": {"global_size": global_size},
+        "train": {"epochs": 1, "log_every": {"steps": 1}},
+        "optimizer": {"name": "sgd", "lr": 0.1},
+    }
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        at = job
+        for part in path:
+            at = at.setdefault(part, {})
+        at[last] = value
+    return job
+
+
+# -- ranks -------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _rank_main(results: Any, job: bytes, rank: int, world_size: int, port: int) -> None:
+    import torch.distributed as dist
+
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    torch.set_num_threads(1)
+    try:
+        function, args = pickle.loads(job)
+        results.put(
+            (rank, True, pickle.dumps(function(*args)))
+        )  # bytes: a tensor would be shared memory that dies with this process
+    except BaseException as error:
+        results.put((rank, False, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class RankError(AssertionError):
+    """A rank failed; `ranks` maps each failed rank to its words."""
+
+    def __init__(self, ranks: dict[int, str]) -> None:
+        super().__init__("\n".join(f"rank {r}: {text}" for r, text in sorted(ranks.items())))
+        self.ranks = ranks
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+    """`function(*args)` in `world_size` processes with torchrun's environment; results in rank order, RankError if any failed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "raydist.loop", "tests.support"])
+    results = context.Queue()
+    port = free_port()
+    job = pickle.dumps((function, args))  # bytes: tensors as arguments would be memory that the ranks share
+    processes = [
+        context.Process(target=_rank_main, args=(results, job, rank, world_size, port), daemon=True)
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    found: dict[int, Any] = {}
+    failed: dict[int, str] = {}
+    try:
+        while len(found) + len(failed) < world_size:
+            rank, good, value = results.get(timeout=timeout)
+            if good:
+                found[rank] = pickle.loads(value)
+            else:
+                failed[rank] = value
+    except queue.Empty:
+        absent = set(range(world_size)) - set(found) - set(failed)
+        failed.update(dict.fromkeys(absent, f"no answer in {timeout} s"))
+    finally:
+        for process in processes:
+            process.join(timeout=5 if not failed else 1)
+            if process.is_alive():
+                process.kill()
+                process.join()
+    if failed:
+        raise RankError(failed)
+    return [found[rank] for rank in range(world_size)]
+
+
+# -- training without a runner -------------------------------------------------------------------------------------
+
+
+def train_here(job: dict[str, Any], state: Any = None, stop_after: int | None = None) -> dict[str, Any]:
+    """Run `fit` in this rank (world from the environment) on a torch Dataset job; weights, metrics lines and the last state.
+
+    `stop_after` stops at that step as a preemption would.
+    """
+    from raydist.config import parse_config
+    from raydist.data.torch_data import TorchEval, TorchSource, build_dataset
+    from raydist.loop import Control, fit
+    from raydist.task import build_task
+    from raydist.world import from_env
+
+    config = parse_config(job, Path.cwd())
+    world = from_env(config.scaling.backend)
+    try:
+        data = config.data
+        train = TorchSource(
+            build_dataset(data.train, "data.train"),
+            data.train,
+            config.batch.global_size,
+            config.seed,
+            world.rank,
+            world.world_size,
+        )
+        evaluation = None
+        if data.eval is not None:
+            size = config.batch.eval_size or config.batch.global_size
+            evaluation = TorchEval(
+                build_dataset(data.eval, "data.eval"), data.eval, size, config.seed, world.rank, world.world_size
+            )
+        control = Control(stop="test" if stop_after == 1 else None)
+        lines, saved = [], None
+        for result in fit(config, build_task(config.task), world, train, evaluation, state, control):
+            if result.log:
+                lines.append(result.metrics)
+            if result.checkpoint:
+                saved = copied(result.state())
+            if stop_after is not None and result.step >= stop_after - 1 and control.stop is None:
+                control.stop = "test"
+        assert saved is not None
+        return {"state": saved, "lines": lines, "model": saved.model, "events": control.events}
+    finally:
+        world.close()
+
+
+def copied(value: Any) -> Any:
+    """A deep copy that later steps do not change."""
+    import copy
+
+    return copy.deepcopy(value)
