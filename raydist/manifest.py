@@ -101,6 +101,8 @@ def _structure(uri: str, manifest: Mapping[str, Any]) -> str | None:
     for name, entry in manifest["files"].items():
         if "/" in name or not _PLAIN.fullmatch(name) or not _PLAIN.fullmatch(entry.get("at", name)):
             return f"names a file outside the checkpoint: {name!r}"
+        if "size" not in entry or "sha256" not in entry:
+            return f"has an entry without size or sha256: {name!r}"
     absent = [name for name in FILES if name not in manifest["files"]]
     return f"does not name {', '.join(absent)}" if absent else None
 

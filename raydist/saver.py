@@ -41,7 +41,7 @@ class Saver:
         """Step of the last checkpoint that this saver committed."""
         self.failure: str | None = None
         """Why the last save failed; None when it did not."""
-        self._on_event = on_event or (lambda kind, **fields: None)
+        self._on_event = _ignore if on_event is None else on_event
         self._thread: threading.Thread | None = None
         self._staging = Staging()
 
@@ -93,6 +93,10 @@ class Saver:
         """Wait, and give the staging memory back."""
         self.wait()
         self._staging = Staging()
+
+
+def _ignore(kind: str, **fields: Any) -> None:
+    """For a saver whose events nobody wants."""
 
 
 class Staging:

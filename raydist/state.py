@@ -68,22 +68,21 @@ def pack(state: TrainState, copy: Copy | None = None) -> Packed:
     """
     take = copy or _plain_copy
     tensors: dict[str, dict[str, Tensor]] = {}
-    aliases: dict[str, dict[str, str]] = {}
+    names: dict[str, dict[str, str]] = {}
     for part in TENSOR_PARTS:
         named = getattr(state, part)
         if named is not None:
-            tensors[part], aliases[part] = _untie(part, named, take)
+            tensors[part], names[part] = _untie(part, named, take)
     other = {part: _plain(getattr(state, part), part, take) for part in TORCH_PARTS}
     document = {part: _json(getattr(state, part), part) for part in JSON_PARTS}
-    return Packed(tensors, other, {**document, "aliases": aliases})
+    return Packed(tensors, other, {**document, "names": names})
 
 
 def unpack(tensors: dict[str, dict[str, Tensor]], other: Mapping[str, Any], document: Mapping[str, Any]) -> TrainState:
     """The state that was packed; tied tensors are one object again. Raises KeyError when a part is missing."""
     parts: dict[str, dict[str, Tensor] | None] = {"model": {}, "ema": None}
     for part, named in tensors.items():
-        aliases = document["aliases"].get(part, {})
-        parts[part] = named | {name: named[original] for name, original in aliases.items()}
+        parts[part] = {name: named[kept] for name, kept in document["names"][part].items()}
     return TrainState(
         **parts,  # type: ignore[arg-type]
         **{part: other[part] for part in TORCH_PARTS},
@@ -107,19 +106,20 @@ def _checked(where: str, tensor: Tensor) -> Tensor:
 
 
 def _untie(part: str, named: Mapping[str, Tensor], take: Copy) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each distinct tensor once, and for names of the same tensor the name under which it is kept."""
+    """Each distinct tensor once, and every name in order with the name its tensor is kept under."""
     kept: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
+    names: dict[str, str] = {}
     first: dict[tuple[Any, ...], str] = {}
     storages: set[int] = set()
     for name, value in named.items():
         tensor = _checked(where := f"{part}[{name!r}]", value)
         if tensor.dtype == torch.complex128:
             raise CheckpointError(f"{where} is complex128, which safetensors cannot hold; complex64 is its widest complex type")
+        names[name] = name
         if tensor.numel():
             same = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), str(tensor.device))
-            if (original := first.setdefault(same, name)) != name:
-                aliases[name] = original
+            names[name] = first.setdefault(same, name)
+            if names[name] != name:
                 continue
         copied = take(f"{part}.{name}", tensor)
         memory = copied.untyped_storage().data_ptr()
@@ -127,7 +127,7 @@ def _untie(part: str, named: Mapping[str, Tensor], take: Copy) -> tuple[dict[str
             copied = copied.clone()
         storages.add(memory)
         kept[name] = copied
-    return kept, aliases
+    return kept, names
 
 
 def _plain(value: Any, where: str, take: Copy) -> Any:
