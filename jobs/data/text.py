@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pydoc_data.topics import topics
+
 import numpy as np
 import torch
-from pydoc_data.topics import topics
 from torch.utils.data import Dataset
 
 VOCABULARY = 256
