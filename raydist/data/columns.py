@@ -1,9 +1,8 @@
-"""Columns between Arrow, numpy and torch.
+"""Columns from Arrow to numpy.
 
 numpy is what transforms see: one array a column, first dimension the rows. Numbers keep their type; lists of one length
 become further dimensions; strings, bytes and lists of unequal lengths become object arrays.
-torch is what the task sees: numbers as tensors of the same type (uint16/32/64 widen to int32/int64/int64, which torch can
-compute with), strings as a list of str.
+`tensors` makes what the task sees out of them. This module does not import torch: tasks of Ray Data need none of it.
 """
 
 from __future__ import annotations
@@ -13,14 +12,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
-from raydist.errors import DataError
-
 Columns = dict[str, NDArray[Any]]
-
-WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
 
 def rows_of(columns: Columns) -> int:
@@ -88,44 +82,10 @@ def _shaped(array: NDArray[Any], field: pa.Field) -> NDArray[Any]:
     return array.reshape(len(array), *shape)
 
 
-def to_torch(columns: Columns) -> dict[str, Any]:
-    """Tensors that share memory with the arrays where they can; strings become lists. DataError names a column that cannot."""
-    return {name: _tensor(name, array) for name, array in columns.items()}
-
-
-def _tensor(name: str, array: NDArray[Any]) -> Any:
-    if array.dtype == object:
-        if all(isinstance(value, str) for value in array):
-            return array.tolist()
-        raise DataError(f"column {name!r} {_why_not(array)}")
-    if array.dtype.kind in "US":
-        return array.tolist()
-    if array.dtype.kind not in "biufc":
-        raise DataError(f"column {name!r} holds {array.dtype} values, {ADVICE}")
-    if array.dtype in WIDER:
-        array = array.astype(WIDER[array.dtype])
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    if not array.flags.writeable or not array.flags.c_contiguous:
-        array = array.copy()
-    return torch.from_numpy(array)
-
-
 ADVICE = (
     "which have no tensor type: leave the column out with `columns`, convert it to numbers in a transform, "
     "or write it as numbers"
 )
-
-
-def _why_not(array: NDArray[Any]) -> str:
-    shapes = sorted({np.shape(value) for value in array if isinstance(value, np.ndarray | list)})
-    if len(shapes) > 1:
-        return (
-            f"has lists of different lengths (of shape {shapes[0]} and {shapes[-1]}): "
-            "pad or cut them to one length, in the data or in a transform"
-        )
-    kinds = sorted({type(value).__name__ for value in array})
-    return f"holds {', '.join(kinds)} values, {ADVICE}"
 
 
 def has_tensor(kind: pa.DataType) -> bool:

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from raydist.batching import share
-from raydist.data.columns import Columns, join, rows_of, to_torch
+from raydist.data.columns import Columns, join, rows_of
 from raydist.data.plan import Piece
 from raydist.data.prefetch import Prefetch
 from raydist.data.reading import Shares, SpanReader
 from raydist.data.source import EvalData, Position, StepData
 from raydist.data.tables import TableSet
+from raydist.data.tensors import to_torch
 from raydist.data.transforms import Transforms
 
 

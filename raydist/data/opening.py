@@ -15,12 +15,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raydist.data.changing import ChangingSource
 from raydist.data.direct import DirectEval, DirectSource
 from raydist.data.plan import Plan, auto_window, round_window
 from raydist.data.reading import SpanReader
 from raydist.data.source import EvalSource, TrainSource
 from raydist.data.tables import TableSet, open_tables
 from raydist.data.transforms import Transforms
+from raydist.errors import DataError
 
 if TYPE_CHECKING:
     from raydist.config import DatasetConfig
@@ -40,6 +42,13 @@ def open_train(
 ) -> TrainSource:
     """This rank's training data, read without Ray."""
     reader = open_reader(config, global_size=global_size, seed=seed, columns=columns, fitted=fitted, cache_dir=cache_dir)
+    return direct_source(config, reader, rank, world_size)
+
+
+def direct_source(config: DatasetConfig, reader: SpanReader, rank: int, world_size: int) -> TrainSource:
+    """One rank's source that reads by itself."""
+    if config.rows == "changes":
+        return ChangingSource(reader, rank, world_size, config.drop_last)
     return DirectSource(reader, rank, world_size)
 
 
@@ -70,10 +79,14 @@ def open_reader(
 ) -> SpanReader:
     """The plan of a data set and what reads it; the same on every rank and at every world size."""
     tables = open_set(config, columns, fitted, cache_dir)
-    window = window_of(config, tables, global_size)
-    return SpanReader(
-        tables, Plan(tables.rows, global_size, seed, window, config.drop_last), Transforms(config.transforms, seed)
-    )
+    drop_last = config.drop_last and config.rows == "same"
+    plan = Plan(tables.rows, global_size, seed, window_of(config, tables, global_size), drop_last)
+    if not plan.steps_per_epoch:
+        raise DataError(
+            f"{config.path} has {plan.rows} rows, fewer than the {global_size} of a global batch, and drop_last leaves them "
+            "all out: lower batch.global_size, or set drop_last: false"
+        )
+    return SpanReader(tables, plan, Transforms(config.transforms, seed))
 
 
 def open_set(config: DatasetConfig, columns: list[str] | None, fitted: Fitted | None, cache_dir: Path | str | None) -> TableSet:

@@ -27,7 +27,7 @@ from raydist.data.source import Position
 
 Ints = NDArray[np.int64]
 
-AUTO_BYTES = 64 * 2**20
+AUTO_BYTES = 32 * 2**20
 """Bytes of data that `window: auto` aims at (uncompressed, as the files state it)."""
 AUTO_BATCHES = 8
 """Least number of global batches of a `window: auto`."""
@@ -44,7 +44,7 @@ def permutation(rows: int, seed: int, *key: int) -> Ints:
 
 
 def auto_window(rows: int, data_bytes: int, global_size: int) -> int:
-    """Rows of `window: auto`: about 64 MiB of data, at least 8 global batches; depends on the data and the batch alone."""
+    """Rows of `window: auto`: about 32 MiB of data, at least 8 global batches; depends on the data and the batch alone."""
     row_bytes = max(1.0, data_bytes / max(rows, 1))
     return round_window(max(int(AUTO_BYTES / row_bytes), AUTO_BATCHES * global_size), global_size)
 
@@ -152,10 +152,14 @@ class Plan:
         size = self.global_size
         return self.select(span.epoch, span.start * size, min(self.rows_per_epoch, span.stop * size))
 
+    def span_steps(self, rows: int) -> int:
+        """Global batches of a span of about `rows` rows that cuts no window."""
+        unit = max(1, (self.window or self.global_size) // self.global_size)
+        return max(1, rows // (unit * self.global_size)) * unit
+
     def spans(self, start: Position, stop_epoch: int | None, rows: int) -> Iterator[Span]:
         """Spans from `start` on that hold about `rows` rows each and cut no window (the first one may start inside)."""
-        unit = max(1, (self.window or self.global_size) // self.global_size)
-        length = max(1, rows // (unit * self.global_size)) * unit
+        length = self.span_steps(rows)
         steps = self.steps_per_epoch
         epoch, index = start.epoch, start.index
         while steps and (stop_epoch is None or epoch < stop_epoch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -50,6 +50,9 @@ class Prefetch(Generic[T]):
             self._put((None, StopIteration()))
         except BaseException as error:  # raised again by the reader
             self._put((None, error))
+        finally:
+            if isinstance(self._items, Generator):
+                self._items.close()
 
     def _put(self, entry: tuple[T | None, BaseException | None]) -> bool:
         while not self._stop.is_set():

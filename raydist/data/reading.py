@@ -66,6 +66,10 @@ class SpanReader:
         ]
         return take(batches, np.arange(ends[-1]) if order is None else order)
 
+    def changed_rows(self, span: Span) -> Columns:
+        """What transforms that change the number of rows make of a span; random ones go by (epoch, first batch of the span)."""
+        return self.transforms(self._take(self.plan.select_steps(span), None), (span.epoch, span.start), same_rows=False)
+
     def shares(self, span: Span, rank: int, world_size: int) -> Shares:
         """The rank's share of each global batch of the span; row 0 of a batch in which it has none."""
         order, starts = share_order(self.sizes(span), rank, world_size)

@@ -16,7 +16,6 @@ import numpy as np
 
 from raydist.data.columns import Columns, rows_of
 from raydist.errors import DataError
-from raydist.task import build, check_args, resolve
 
 if TYPE_CHECKING:
     from raydist.config import Target
@@ -61,6 +60,8 @@ class Transforms:
 
     @staticmethod
     def _build(target: Target, key: str) -> tuple[str, Callable[..., Any], dict[str, Any], bool]:
+        from raydist.task import build, check_args, resolve  # imports torch, which tasks without transforms do not need
+
         found = resolve(target.target, key)
         if isinstance(found, type):
             built = build(target.target, target.args, key)
