@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 CHUNK = 4 << 20
 """Bytes read or hashed at a time: large, so that the GIL is released for long stretches."""
 
@@ -36,6 +34,8 @@ def join(uri: str, *names: str) -> str:
 
 def _remote(uri: str) -> tuple[Any, str]:
     """The fsspec file system of `uri` and the path in it. Its listing cache is emptied: other processes write too."""
+    import fsspec  # a tenth of a second that local runs need not spend
+
     fs, path = fsspec.core.url_to_fs(uri)
     fs.invalidate_cache()
     return fs, path
