@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,7 @@ def train(
 
     screen = Screen()
     torchrun = under_torchrun()
-    main = not torchrun or __import__("os").environ.get("RANK") == "0"
+    main = not torchrun or os.environ.get("RANK") == "0"
     if main:
         announce(config, screen)
     if torchrun or local:
@@ -86,6 +87,7 @@ def export(
 
 
 def load(job: Path, overrides: list[str] | None) -> JobConfig:
+    """The job file with overrides."""
     from raydist.config import load_config
 
     return load_config(job, overrides or ())
@@ -102,7 +104,8 @@ def announce(config: JobConfig, screen: Any) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    return guarded(lambda: app(args=arguments, standalone_mode=False, prog_name="raydist"), "-v" in (arguments or sys.argv[1:]))
+    verbose = bool({"-v", "--verbose"} & set(sys.argv[1:] if arguments is None else arguments))
+    return guarded(lambda: app(args=arguments, standalone_mode=False, prog_name="raydist"), verbose)
 
 
 def guarded(command: Callable[[], Any], verbose: bool = False) -> int:

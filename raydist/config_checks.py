@@ -42,7 +42,8 @@ def task_fits_data(task: TaskConfig, data: DataConfig) -> Found:
     for key, dataset in sets:
         if dataset.columns is None or dataset.transforms:
             continue
-        for column in (*(task.inputs or ()), *targets):
+        inputs = [name for entry in task.inputs or () for name in ([entry] if isinstance(entry, str) else entry)]
+        for column in (*inputs, *targets):
             if column not in dataset.columns:
                 yield f"data.{key}.columns", f"lacks {column!r}, which task.inputs or task.targets names"
 

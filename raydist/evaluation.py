@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,9 +20,16 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    task: Task, model: nn.Module, source: EvalSource, world: World, precision: Precision, step: int
+    task: Task,
+    model: nn.Module,
+    source: EvalSource,
+    world: World,
+    precision: Precision,
+    step: int,
+    tick: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """`{"eval_loss": …, "eval_<metric>": …}` over all rows of all ranks. Every rank must call it.
+    """`{"eval_loss": …, "eval_<metric>": …}` over all rows of all ranks. Every rank must call it; `tick` is called at each
+    batch, as a sign of life.
 
     Ranks may have different numbers of batches, or none: nothing is exchanged until each has scored its own. A failure on one rank
     is raised on all of them.
@@ -36,6 +43,7 @@ def evaluate(
     try:
         with torch.no_grad():
             for data in source.batches():
+                tick()
                 batch = slice_rows(data.batch, 0, data.rows)
                 loss = _score(task, model, to_device(batch, world.device), metrics, precision, step)
                 weigh = getattr(task, "weight", None)

@@ -9,7 +9,7 @@ import torch
 
 from raydist import storage
 from raydist.checkpoint import load, load_latest
-from raydist.errors import CheckpointError
+from raydist.errors import CheckpointError, ConfigError
 from raydist.manifest import NAME, folder_name, list_checkpoints
 from raydist.state import TrainState
 
@@ -17,10 +17,13 @@ from raydist.state import TrainState
 def export_weights(run: str, out: Path, best: bool = False, ema: bool = False) -> str:
     """Write the weights of a run's newest (or best) good checkpoint to `out`; returns a sentence that says what was written.
 
-    `out` is replaced as a whole. Raises CheckpointError when there is no such checkpoint, or no EMA in it.
+    `out` is replaced as a whole. Raises CheckpointError when there is no such checkpoint, or no EMA in it, ConfigError when
+    `out` is a folder.
     """
     from safetensors.torch import save_file
 
+    if out.is_dir():
+        raise ConfigError(f"{out} is a folder; name the file to write, such as {out / 'weights.safetensors'}")
     uri, state = pick(run, best)
     weights = state.ema if ema else state.model
     if weights is None:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
+from raydist.batching import padded_share
 from raydist.data.source import EvalSource, Position, StepData, TrainSource
 from raydist.errors import DataError, TrainError
 from raydist.evaluation import evaluate
+from raydist.faults import Faults, poisoned
+from raydist.heartbeat import Progress
 from raydist.metrics import Clock, peak_memory_mb
 from raydist.task import Task
 from raydist.trainer import Outcome, Trainer
@@ -50,6 +56,18 @@ class Control:
     """Why to stop at the next step boundary, with a checkpoint; None to go on."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """Events of this rank that nobody has collected yet."""
+    progress: Progress = field(default_factory=Progress)
+    """Where the training thread is, for the watchdog."""
+    faults: Faults | None = None
+    """Faults to inject, in tests."""
+    reload: Callable[[], TrainState | None] | None = None
+    """Gives the newest good checkpoint, the same on every rank; every rank calls it. For `bad_step: rollback`."""
+    micro_size: int | None = None
+    """A micro-batch size to start below what the job asks, after an attempt that ran out of memory."""
+
+    def fault(self, where: str, step: int) -> None:
+        if self.faults is not None:
+            self.faults(where, step)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Note an event of this rank; rank 0 writes it at the next boundary."""
@@ -122,19 +140,25 @@ class _Loop:
         self.last_norm = 0.0
         self.saved_at = self.evaluated_at = self.logged_at = time.monotonic()
         self.position = Position()
+        self.first = 0
+        trainer.fault = control.fault if control.faults is not None else None
+        if control.micro_size is not None:
+            trainer.micro_size = min(control.micro_size, trainer.micro_size or control.micro_size)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     def run(self, position: Position) -> Iterator[StepResult]:
-        self.position = position
+        self.position, self.first = position, self.trainer.counters.step
         if self._over(position):
             yield self._result({"step": self.trainer.counters.step, "epoch": position.epoch}, status="finished", log=False)
             return
         self.clock.reset()
-        for data in self.train.steps(position, self.config.train.epochs):
+        for data in self._read(position):
             flags = self.world.agree(self._wishes())
-            outcome = self.trainer.train_step(data)
+            self.control.progress.enter("step" if self.clock.steps or self.trainer.counters.step > self.first else "first step")
+            outcome = self._step(data)
             self._count(data, outcome)
+            self.control.progress.enter("agreement")
             asked = time.perf_counter()
             wishes = flags.wait()
             self.clock.sync_wait += time.perf_counter() - asked
@@ -143,6 +167,9 @@ class _Loop:
                 self._bad(data, outcome)
             result = self._boundary(data, wishes)
             if result is not None:
+                self.control.progress.enter("checkpoint" if result.checkpoint else "output")
+                if result.checkpoint:
+                    self.control.fault("checkpoint", result.step)
                 began = time.perf_counter()
                 yield result
                 self.clock.pause(time.perf_counter() - began)
@@ -155,6 +182,29 @@ class _Loop:
             "the files changed while they were read"
         )
 
+    def _step(self, data: StepData) -> Outcome:
+        try:
+            return self.trainer.train_step(data)
+        except torch.OutOfMemoryError:
+            size = self.trainer.micro_size or padded_share(data.global_rows, self.world.world_size)
+            self.control.micro_size = max(1, size // 2)  # for the next attempt: this one's collectives are out of step
+            raise
+
+    def _read(self, position: Position) -> Iterator[StepData]:
+        """The steps' data, with the waiting marked for the watchdog and with faults, if any."""
+        steps = iter(self.train.steps(position, self.config.train.epochs))
+        while True:
+            step = self.trainer.counters.step + 1
+            self.control.progress.enter("data", step)
+            self.control.fault("data", step)
+            data = next(steps, None)
+            if data is None:
+                return
+            if self.control.faults is not None and self.control.faults.poison:
+                self.control.faults.poison = False
+                data = replace(data, batch=poisoned(data.batch))
+            yield data
+
     def _over(self, position: Position) -> bool:
         limit = self.config.train
         return (limit.max_steps is not None and self.trainer.counters.step >= limit.max_steps) or (
@@ -166,6 +216,10 @@ class _Loop:
         self.clock.rows += data.global_rows
         self.clock.data_wait += data.wait_s
         self.last_norm = outcome.grad_norm
+        for kind, reason in self.trainer.notes:
+            if self.world.is_main:
+                self.control.event(kind, step=self.trainer.counters.step, reason=reason)
+        self.trainer.notes.clear()
 
     def _wishes(self) -> list[int]:
         """What this rank wants of the coming step boundary: to stop, and (rank 0's clock) to save, evaluate or log by minutes."""
@@ -201,7 +255,7 @@ class _Loop:
             line.update(self._evaluate(step))
             if self._early_stop(line) and status == "running":
                 status, saving = "early_stop", True
-            self._best(line)
+            saving = self._best(line) or saving
         if saving:
             self.saved_at = time.monotonic()
             self.trainer.share_buffers()
@@ -230,20 +284,25 @@ class _Loop:
         began = time.perf_counter()
         self.trainer.share_buffers()
         trainer = self.trainer
-        values = evaluate(trainer.task, trainer.evaluated, self.evaluation, self.world, trainer.precision, step)
+        self.control.progress.enter("evaluation")
+        self.control.fault("evaluation", step)
+        tick = partial(self.control.progress.enter, "evaluation")
+        values = evaluate(trainer.task, trainer.evaluated, self.evaluation, self.world, trainer.precision, step, tick)
         trainer.schedule.observe(values)
         return {**values, "eval_s": time.perf_counter() - began}
 
-    def _best(self, line: dict[str, Any]) -> None:
-        """Remember this evaluation if it is the best so far by `checkpoint.best`."""
+    def _best(self, line: dict[str, Any]) -> bool:
+        """Whether this evaluation is the best so far by `checkpoint.best`: then it is remembered, and worth a checkpoint."""
         best = self.config.checkpoint.best
         if best is None:
-            return
+            return False
         value = line.get(best.metric)
         if value is None:
             raise TrainError(f"checkpoint.best.metric: {best.metric!r} is not measured; there is {', '.join(sorted(line))}")
-        if _better(value, None if self.trainer.best is None else self.trainer.best["value"], best.mode, 0.0):
-            self.trainer.best = {"step": line["step"], "metric": best.metric, "value": value}
+        if not _better(value, None if self.trainer.best is None else self.trainer.best["value"], best.mode, 0.0):
+            return False
+        self.trainer.best = {"step": line["step"], "metric": best.metric, "value": value}
+        return True
 
     def _early_stop(self, line: dict[str, Any]) -> bool:
         rule = self.config.train.early_stop
@@ -261,15 +320,39 @@ class _Loop:
         return bool(seen["waited"] >= rule.patience)
 
     def _bad(self, data: StepData, outcome: Outcome) -> None:
-        step = self.trainer.counters.step
-        what = "the loss is not finite" if outcome.bad == "loss" else f"the gradient is not finite (norm {outcome.grad_norm})"
-        message = f"step {step}: {what} in global batch {data.index} of epoch {data.epoch}"
-        failure = self.config.failure
+        """What `failure.bad_step` says about a step whose loss or gradient is not finite. Every rank must call it."""
+        step, failure = self.trainer.counters.step, self.config.failure
+        rank, words = self._culprit(data, outcome)
+        message = f"step {step}, {words}"
         if failure.bad_step == "raise":
-            raise TrainError(f"{message}. Look at these rows, lower optimizer.lr, or set failure.bad_step: skip")
-        self.control.event("bad_step", step=step, rank=self.world.rank, reason=message)
+            raise TrainError(f"{message}. Mend these rows, lower optimizer.lr, or set failure.bad_step: skip or rollback")
         if self.trainer.counters.bad_in_a_row > failure.max_bad_steps:
-            raise TrainError(f"{message}; that is more than failure.max_bad_steps = {failure.max_bad_steps} in a row")
+            raise TrainError(
+                f"{message}; it is bad step {self.trainer.counters.bad_in_a_row} in a row, and failure.max_bad_steps is {failure.max_bad_steps}"
+            )
+        done = "skipped on all ranks"
+        if failure.bad_step == "rollback" and self.control.reload is not None:
+            state = self.control.reload()
+            undone = 0 if state is None else self.trainer.roll_back(state)
+            done = f"rolled back {undone} applied steps" if state is not None else "skipped (no checkpoint to roll back to yet)"
+        if self.world.is_main:
+            self.control.event("bad_step", step=step, rank=rank, reason=f"{message}; {done}")
+
+    def _culprit(self, data: StepData, outcome: Outcome) -> tuple[int | None, str]:
+        """The first rank with something that is not finite of its own, and words for it. Every rank must call it."""
+        found = self.trainer.diagnose(data)
+        mine = None
+        if found is not None:
+            what, start, stop = found
+            mine = f"{what} in {self.train.name_rows(data.epoch, data.index, start, stop)}"
+        for rank, words in enumerate(self.world.gather(mine)):
+            if words is not None:
+                return rank, f"rank {rank}: {words} (global batch {data.index} of epoch {data.epoch})"
+        norm = f"the gradient norm is {outcome.grad_norm}"
+        return (
+            None,
+            f"{norm} in global batch {data.index} of epoch {data.epoch}, though every rank's own gradient is finite: it overflowed in the sum",
+        )
 
     def _result(
         self,

@@ -19,53 +19,68 @@ if TYPE_CHECKING:
 def merge_metrics(world: World, metrics: Mapping[str, Metric]) -> dict[str, float]:
     """The metrics' values over the rows of all ranks. Every rank must call it; ranks that saw no row are fine.
 
-    States are gathered and merged by torchmetrics' own reductions, so a value comes from global totals (RMSE from the global sum
-    of squares), never from a mean of per-rank values. Raises ConfigError for a metric that cannot be merged or is no single number.
+    States are gathered and reduced by the metric's own functions, as torchmetrics does over processes, so a value comes from
+    global totals (RMSE from the global sum of squares), never from a mean of per-rank values. Raises ConfigError for a metric
+    that cannot be merged or is no single number.
     """
     if not metrics:
         return {}
     states = world.gather({name: _state(metric) for name, metric in metrics.items()})
     values: dict[str, float] = {}
     for name, metric in metrics.items():
-        seen = [state[name] for state in states if state[name]["_update_count"]]
+        seen = [state[name] for state in states if any(part["count"] for part in state[name].values())]
         metric.reset()
         if not seen:
             continue
-        _fill(metric, seen[0])
-        for state in seen[1:]:
-            other = metric.clone()
-            other.reset()
-            _fill(other, state)
+        for path, part in _parts(metric):
             try:
-                _merge(metric, other)
-            except RuntimeError as error:
+                _fill(part, [state[path] for state in seen if state[path]["count"]])
+            except (RuntimeError, TypeError) as error:
                 raise ConfigError(
-                    f"task.metrics.{name}: {type(metric).__name__} cannot be merged over workers ({error}); choose another metric or one worker"
+                    f"task.metrics.{name}: {type(part).__name__} cannot be merged over workers ({error}); "
+                    "choose another metric or one worker"
                 ) from error
         values[name] = _number(name, metric.compute())
         metric.reset()
     return values
 
 
-def _state(metric: Metric) -> dict[str, Any]:
-    state = {key: to_device(getattr(metric, key), torch.device("cpu")) for key in metric._defaults}
-    return {**state, "_update_count": metric._update_count}
+def _parts(metric: Metric) -> list[tuple[str, Metric]]:
+    """The metric and, for a wrapper or a sum of metrics, those inside it."""
+    from torchmetrics import Metric
+
+    return [(path, part) for path, part in metric.named_modules() if isinstance(part, Metric)]
 
 
-def _fill(metric: Metric, state: dict[str, Any]) -> None:
-    for key, value in state.items():
-        setattr(metric, key, to_device(value, metric.device) if key != "_update_count" else value)
+def _state(metric: Metric) -> dict[str, dict[str, Any]]:
+    cpu = torch.device("cpu")
+    return {
+        path: {"count": part._update_count, "values": {key: to_device(getattr(part, key), cpu) for key in part._defaults}}
+        for path, part in _parts(metric)
+    }
 
 
-def _merge(metric: Metric, other: Metric) -> None:
-    """Add the rows of `other` to `metric`; its rows were seen later."""
-    count = metric._update_count + other._update_count
-    if metric.full_state_update or metric.full_state_update is None or metric.dist_sync_on_step:
-        raise RuntimeError("its update needs the whole state")
-    metric._update_count, other._update_count = count, metric._update_count
-    other.merge_state(metric)  # merge_state puts the incoming rows first
-    for key in metric._defaults:
-        setattr(metric, key, getattr(other, key))
+def _fill(metric: Metric, states: list[dict[str, Any]]) -> None:
+    """Make `metric` the one that saw the rows of all `states`, in their order."""
+    metric.sync_on_compute = metric._to_sync = False  # or compute() would gather again and count each row world_size times
+    metric._update_count = sum(state["count"] for state in states)
+    for key in metric._defaults if states else ():
+        values = [to_device(state["values"][key], metric.device) for state in states]
+        setattr(metric, key, values[0] if len(values) == 1 else _reduce(values, metric._reductions[key]))
+
+
+def _reduce(values: list[Any], function: Any) -> Any:
+    from torchmetrics.utilities.data import dim_zero_cat, dim_zero_mean
+
+    if isinstance(values[0], list):
+        rows = [item for value in values for item in value]
+        return rows if function in (None, dim_zero_cat) else function(rows)
+    if function is dim_zero_cat:
+        return torch.cat([value.reshape(-1) if value.dim() == 0 else value for value in values])
+    if function is dim_zero_mean and any(not torch.equal(value, values[0]) for value in values):
+        raise TypeError("it keeps a mean on each, and the rows behind it are not known")
+    stacked = torch.stack(values)
+    return stacked if function is None else function(stacked)
 
 
 def _number(name: str, value: Any) -> float:

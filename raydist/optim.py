@@ -20,7 +20,7 @@ _OPTIONS = ("momentum", "nesterov", "weight_decay", "betas", "eps")
 
 
 def build_optimizer(config: OptimizerConfig, params: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer over the parameters that need gradients. Raises ConfigError when there are none, or it refuses its arguments."""
+    """The optimizer over the parameters that need gradients. ConfigError when there are none, or it refuses its arguments."""
     trainable = [p for p in params if p.requires_grad]
     if not trainable:
         raise ConfigError("the model has no parameter that needs a gradient: there is nothing to train")
@@ -46,7 +46,7 @@ class Schedule:
     """The learning rate after each *applied* step; skipped steps do not move it.
 
     Warm-up multiplies the rate by `(t + 1) / (warmup_steps + 1)` while `t < warmup_steps`, so the first step is not wasted on
-    a rate of zero.
+    a rate of zero. A schedule by import path starts when the warm-up is over.
     """
 
     def __init__(self, config: ScheduleConfig, optimizer: torch.optim.Optimizer, total_steps: int | None) -> None:
@@ -57,10 +57,18 @@ class Schedule:
         self._plateau: ReduceLROnPlateau | None = None
         self._scheduler: LRScheduler | None = None
         self._base = [float(group["lr"]) for group in optimizer.param_groups]
+        self._named = config.target is None
         if config.target is not None:
             self._scheduler = build(config.target, {"optimizer": optimizer, **config.args}, "schedule")
             if isinstance(self._scheduler, ReduceLROnPlateau):
                 raise ConfigError("schedule.target: use `name: plateau` instead, so that the metric it follows is known")
+            if not (hasattr(self._scheduler, "step") and hasattr(self._scheduler, "state_dict")):
+                raise ConfigError(
+                    f"schedule.target: {config.target} made a {type(self._scheduler).__name__}, "
+                    "not a torch learning-rate scheduler"
+                )
+            self._base = [float(group["lr"]) for group in optimizer.param_groups]  # a schedule may set its own first rate
+            self._warm_up()
         elif config.name == "plateau":
             self.metric = config.metric
             self._plateau = ReduceLROnPlateau(
@@ -73,7 +81,8 @@ class Schedule:
             self._scheduler = LambdaLR(optimizer, [_shape(config, total, floor) for floor in floors])
 
     def _warm_up(self) -> None:
-        if self._plateau is not None and self.applied <= self.warmup and self.warmup:
+        in_curve = self._named and self._plateau is None
+        if not in_curve and self.applied <= self.warmup and self.warmup:
             factor = min(1.0, (self.applied + 1) / (self.warmup + 1))
             for group, base in zip(self.optimizer.param_groups, self._base, strict=True):
                 group["lr"] = base * factor
@@ -81,7 +90,7 @@ class Schedule:
     def step(self) -> None:
         """Call once after each applied optimizer step."""
         self.applied += 1
-        if self._scheduler is not None:
+        if self._scheduler is not None and (self._named or self.applied > self.warmup):
             self._scheduler.step()
         self._warm_up()
 
@@ -109,7 +118,12 @@ class Schedule:
         self.applied = state["applied"]
         inner = self._scheduler or self._plateau
         if isinstance(inner, LambdaLR):
-            inner.__dict__.update(state["inner"])
+            own = {key: value for key, value in state["inner"].items() if key in ("last_epoch", "_step_count")}
+            inner.__dict__.update(own)
+            curves = zip(self.optimizer.param_groups, inner.base_lrs, inner.lr_lambdas, strict=True)
+            for group, base, curve in curves:  # those of this job's settings, which may be others than the checkpoint's
+                group["lr"] = base * curve(inner.last_epoch)
+            inner._last_lr = [group["lr"] for group in self.optimizer.param_groups]
         elif inner is not None:
             inner.load_state_dict(state["inner"])
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 _TIMES = {"step_s", "data_wait_s", "sync_wait_s", "eval_s", "memory_mb"}
 
@@ -17,9 +17,9 @@ class Screen:
     """Shows the records of one run. Call `line` for each metrics record, `event` for each event, `close` at the end."""
 
     def __init__(self, total_steps: int | None = None, stream: IO[str] | None = None) -> None:
-        self.console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self.console = Console(file=stream or sys.stderr, highlight=False, emoji=False, soft_wrap=True)
         self.total = total_steps
-        self.pretty = self.console.is_terminal
+        self.pretty = self.console.is_terminal and not self.console.is_dumb_terminal
         self._progress: Progress | None = None
         self._task: TaskID | None = None
         self._last_step = 0
@@ -97,7 +97,7 @@ class Screen:
         if self.pretty:
             table = Table(show_header=False, title=summary.get("name"))
             for key, value in rows:
-                table.add_row(key, value)
+                table.add_row(key, Text(value))
             self.console.print(table)
             return
         width = max(len(key) for key, _ in rows)
@@ -125,4 +125,6 @@ def _number(value: Any) -> str:
 
 
 def _clock(seconds: float) -> str:
-    return time.strftime("%H:%M:%S" if seconds >= 3600 else "%M:%S", time.gmtime(max(0.0, seconds)))
+    minutes, rest = divmod(int(max(0.0, seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02d}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"

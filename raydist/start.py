@@ -17,7 +17,7 @@ from typing import Any
 from raydist.config import JobConfig, diff_settings, parse_config, to_yaml
 from raydist.config_file import parse_yaml
 from raydist.errors import ConfigError
-from raydist.manifest import list_checkpoints
+from raydist.manifest import find, list_checkpoints
 from raydist.rundir import RunDir
 from raydist.storage import exists, is_local, join, read_bytes
 
@@ -34,10 +34,12 @@ HARMLESS = (
 )
 """Settings that do not change which run this is: the batch law keeps steps and batches the same."""
 
+_LOCK = ".lock"
+
 
 @dataclass(frozen=True)
 class Start:
-    """How a run starts. `resume` is None (from scratch), "auto" (newest good checkpoint of this run) or a checkpoint to go on from."""
+    """How a run starts. `resume`: None (from scratch), "auto" (this run's newest good checkpoint) or a checkpoint to start from."""
 
     root: str
     resume: str | None
@@ -48,15 +50,16 @@ class Start:
 
 
 def run_root(config: JobConfig) -> str:
+    """The run's folder or URI: `<storage>/<name>`."""
     return f"{config.storage.rstrip('/')}/{config.name}"
 
 
 def prepare(config: JobConfig, resume: str | None = None, fresh: bool = False) -> Start:
     """Look at the run's folder, decide, and write `config.yaml`.
 
-    Without `resume`: a finished run with the same settings is left alone, an unfinished one goes on, and one with other settings
-    is a ConfigError that names them. `resume="auto"` goes on with changed settings and reports them; a path goes on from that
-    checkpoint in a new run. `fresh` moves an earlier run aside, deleting nothing.
+    Without `resume`: a finished run with the same settings is left alone, an unfinished one goes on, and one with other
+    settings is a ConfigError that names them. `resume="auto"` goes on with changed settings and reports them; a path goes on
+    from that checkpoint in a new run. `fresh` moves an earlier run aside, deleting nothing.
     """
     root = run_root(config)
     run = RunDir(root)
@@ -64,7 +67,7 @@ def prepare(config: JobConfig, resume: str | None = None, fresh: bool = False) -
     if fresh:
         notes += _move_aside(root)
     earlier = _earlier_config(root)
-    has_checkpoints = bool(list_checkpoints(run.checkpoints))
+    has_checkpoints = bool(find(run.checkpoints))  # a damaged one too: that is no reason to start over
     if resume not in (None, "auto"):
         assert resume is not None
         if has_checkpoints:
@@ -119,7 +122,8 @@ def _checkpoint_at(where: str) -> str:
     if any(name == found.uri.rpartition("/")[2] for found in list_checkpoints(parent)):
         return where
     raise ConfigError(
-        f"--resume {where}: no committed checkpoint there; give a run folder or a checkpoint folder (…/checkpoints/step-00000042)"
+        f"--resume {where}: no committed checkpoint there; give a run folder or a checkpoint folder "
+        "(…/checkpoints/step-00000042)"
     )
 
 
@@ -127,10 +131,15 @@ def _move_aside(root: str) -> list[str]:
     if not is_local(root):
         raise ConfigError(f"--fresh cannot rename {root} on remote storage; choose another name=…")
     path = Path(root)
-    if not path.exists():
+    entries = [entry for entry in path.iterdir() if entry.name != _LOCK] if path.exists() else []
+    if not entries:
         return []
-    aside = path.with_name(f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
-    path.rename(aside)
+    wanted = f"{path.name}.before-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = [wanted, *(f"{wanted}-{number}" for number in range(2, 100))]
+    aside = next(folder for name in names if not (folder := path.with_name(name)).exists())
+    aside.mkdir()
+    for entry in entries:  # not the folder itself: its lock is held
+        entry.rename(aside / entry.name)
     return [f"the earlier run was moved to {aside}"]
 
 
@@ -141,13 +150,14 @@ def locked(root: str) -> Iterator[None]:
         yield
         return
     Path(root).mkdir(parents=True, exist_ok=True)
-    with open(Path(root) / ".lock", "a+") as handle:
+    with open(Path(root) / _LOCK, "a+") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             handle.seek(0)
             raise ConfigError(
-                f"{root} is being written by another run (process {handle.read().strip() or '?'}); wait for it, or choose another name=…"
+                f"{root} is being written by another run (process {handle.read().strip() or '?'}); wait for it, "
+                "or choose another name=…"
             ) from None
         handle.seek(0)
         handle.truncate()

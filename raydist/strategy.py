@@ -148,7 +148,8 @@ def place_layers(strategy: ModelParallelStrategy, model: nn.Module, device: torc
             model.get_submodule(name)
         except AttributeError as error:
             raise ConfigError(
-                f"strategy.device_map: the model has no part {name!r}; its top-level parts are {', '.join(children) or '(none)'}"
+                f"strategy.device_map: the model has no part {name!r}; "
+                f"its top-level parts are {', '.join(children) or '(none)'}"
             ) from error
     for name, _ in model.named_parameters():
         if not any(name == part or name.startswith(part + ".") for part in placed):
@@ -213,6 +214,6 @@ def check_used(spread: Spread, find_unused: bool, loss_of: Callable[[nn.Module],
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise TrainError(
-                f"rank {rank}: parameter {names[0]!r}{more} gets no gradient in the first step, and DDP would wait for it for ever. "
-                "Use it in the loss, freeze it (requires_grad = False), or set strategy.find_unused_parameters: true"
+                f"rank {rank}: parameter {names[0]!r}{more} gets no gradient in the first step, and DDP would wait for it "
+                "for ever. Use it in the loss, freeze it (requires_grad = False), or set strategy.find_unused_parameters: true"
             )

@@ -73,6 +73,8 @@ def _load_module(name: str, target: str, key: str) -> ModuleType:
                 f"{key}: no module {error.name!r} for {target!r}; is it installed, or meant as ./file.py:Name?"
             ) from error
         raise ConfigError(f"{key}: importing {name!r} failed: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{key}: importing {name!r} failed: {type(error).__name__}: {error}") from error
 
 
 def _load_file(path: Path, key: str) -> ModuleType:
@@ -101,12 +103,15 @@ def _load_file(path: Path, key: str) -> ModuleType:
 
 
 def build(target: str, args: Mapping[str, Any], key: str) -> Any:
-    """Call what `target` names with keyword arguments. Arguments that do not fit are a ConfigError naming `key`."""
+    """Call what `target` names with keyword arguments. ConfigError naming `key` for args that do not fit or are refused."""
     factory = resolve(target, key)
     if not callable(factory):
         raise ConfigError(f"{key}: {target} is a {type(factory).__name__}, not something to call with args")
     check_args(factory, args, target, key)
-    return factory(**args)
+    try:
+        return factory(**args)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: {target} refused its args: {type(error).__name__}: {error}") from error
 
 
 def check_args(factory: Callable[..., Any], args: Mapping[str, Any], target: str, key: str) -> None:
@@ -146,7 +151,8 @@ class ColumnTask:
 
     Each entry of `inputs` is one positional argument of the model; a list of columns is stacked to (rows, columns). A float
     column of scalars arrives as (rows, 1), integers as (rows,); float64 is narrowed to float32. A batch that is a pair
-    (from a torch Dataset) needs no names: the last item is the target.
+    (from a torch Dataset) needs no names: the last item is the target. Targets with the predictions' shape but for dimensions
+    of size 1 take that shape; integers among them are floats for the loss (0/1 labels, counts) and stay integers for metrics.
     """
 
     def __init__(self, config: TaskConfig) -> None:
@@ -162,8 +168,7 @@ class ColumnTask:
         if not callable(loss):
             raise ConfigError(f"task.loss: {config.loss.target} is not callable")
         self.loss_fn: Callable[..., Any] = loss
-        for name, metric in config.metrics.items():
-            resolve(metric.target, f"task.metrics.{name}")
+        self.metrics()  # so that a wrong one is found before training, not at the first evaluation
         check_args(resolve(config.model.target, "task.model"), config.model.args, config.model.target, "task.model")
 
     def build_model(self) -> nn.Module:
@@ -174,7 +179,14 @@ class ColumnTask:
         return model
 
     def metrics(self) -> dict[str, Metric]:
-        return {name: build(m.target, m.args, f"task.metrics.{name}") for name, m in self.config.metrics.items()}
+        made = {name: build(m.target, m.args, f"task.metrics.{name}") for name, m in self.config.metrics.items()}
+        for name, metric in made.items():
+            if not all(hasattr(metric, method) for method in ("update", "compute", "reset")):
+                raise ConfigError(
+                    f"task.metrics.{name}: {self.config.metrics[name].target} made a {type(metric).__name__}, "
+                    "not a torchmetrics.Metric"
+                )
+        return made
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """The mean loss over the batch."""
@@ -183,6 +195,8 @@ class ColumnTask:
 
     def loss_of(self, predictions: Any, targets: Any) -> Any:
         """The loss function on what `predict` gave; checked by the caller."""
+        if isinstance(predictions, torch.Tensor) and isinstance(targets, torch.Tensor) and targets.shape == predictions.shape:
+            targets = targets if targets.is_floating_point() else targets.float()
         return self.loss_fn(predictions, targets, **self.loss_args)
 
     def predict(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
@@ -199,10 +213,9 @@ class ColumnTask:
                     f"task: the data has columns {', '.join(map(str, batch))}; say which are task.inputs and task.targets"
                 )
             inputs = [self._input(batch, name) for name in names]
-            picked = [_target(_column(batch, n, "task.targets")) for n in ([targets] if isinstance(targets, str) else targets)]
-            return inputs, picked[0] if isinstance(targets, str) else torch.stack(
-                [p.reshape(p.shape[0]) for p in picked], dim=1
-            )
+            if isinstance(targets, str):
+                return inputs, _target(_column(batch, targets, "task.targets"))
+            return inputs, _stacked([_target(_column(batch, n, "task.targets")) for n in targets], targets, "task.targets")
         if isinstance(batch, (tuple, list)) and len(batch) >= 2:
             return [_narrow(x) for x in batch[:-1]], _target(batch[-1])
         raise DataError(
@@ -214,13 +227,7 @@ class ColumnTask:
         if isinstance(name, str):
             value = _narrow(_column(batch, name, "task.inputs"))
             return value.unsqueeze(1) if value.dim() == 1 and value.is_floating_point() else value
-        parts = [_column(batch, n, "task.inputs") for n in name]
-        for n, part in zip(name, parts, strict=True):
-            if part.dim() != 1:
-                raise DataError(
-                    f"task.inputs: column {n!r} has shape {list(part.shape)}; only columns of single numbers can be stacked"
-                )
-        return torch.stack([part.float() for part in parts], dim=1)
+        return _stacked([_column(batch, n, "task.inputs").float() for n in name], name, "task.inputs")
 
 
 def _column(batch: Mapping[str, Any], name: str, key: str) -> torch.Tensor:
@@ -233,6 +240,15 @@ def _column(batch: Mapping[str, Any], name: str, key: str) -> torch.Tensor:
             "or turn it into numbers in data.train.transforms"
         )
     return value
+
+
+def _stacked(parts: Sequence[torch.Tensor], names: Sequence[str], key: str) -> torch.Tensor:
+    for name, part in zip(names, parts, strict=True):
+        if part.numel() != part.shape[0]:
+            raise DataError(
+                f"{key}: column {name!r} has shape {list(part.shape)}; only columns of single numbers can be stacked"
+            )
+    return torch.stack([part.reshape(-1) for part in parts], dim=1)
 
 
 def _narrow(value: Any) -> Any:
@@ -248,11 +264,11 @@ def _target(value: Any) -> Any:
 
 
 def _align(predictions: Any, targets: Any) -> Any:
-    """A float target takes the predictions' shape when only dimensions of size 1 differ, so that no loss broadcasts it."""
+    """A target takes the predictions' shape when only dimensions of size 1 differ, so that no loss broadcasts it."""
     if not isinstance(predictions, torch.Tensor) or not isinstance(targets, torch.Tensor):
         return targets
     targets = targets.to(predictions.device)
-    if targets.is_floating_point() and targets.shape != predictions.shape and _squeezed(targets) == _squeezed(predictions):
+    if targets.shape != predictions.shape and _squeezed(targets) == _squeezed(predictions):
         return targets.reshape(predictions.shape)
     return targets
 
@@ -280,8 +296,8 @@ def slice_rows(batch: Any, start: int, stop: int) -> Any:
     if hasattr(batch, "__getitem__") and hasattr(batch, "__len__"):
         return batch[start:stop]
     raise DataError(
-        f"a batch holds a {type(batch).__name__}, which cannot be cut into micro-batches; let data.train.collate give tensors, "
-        "lists, tuples and dicts, or set batch.micro_size to the whole share of a worker"
+        f"a batch holds a {type(batch).__name__}, which cannot be cut into rows; give it __len__ and __getitem__ "
+        "(a slice of rows), or let the data or its collate give tensors, lists, tuples and dicts"
     )
 
 
@@ -307,7 +323,8 @@ def checked_loss(loss: Any, step: int) -> torch.Tensor:
         )
     if loss.numel() != 1:
         raise TrainError(
-            f"step {step}: the loss has shape {list(loss.shape)}, not one number; take its mean (reduction='mean') over the batch"
+            f"step {step}: the loss has shape {list(loss.shape)}, not one number; "
+            "take its mean (reduction='mean') over the batch"
         )
     if not loss.is_floating_point():
         raise TrainError(f"step {step}: the loss is {loss.dtype}; it must be a floating-point number")

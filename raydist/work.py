@@ -5,21 +5,30 @@ Ray Train, torchrun and the one-process runner differ only in who calls `work` a
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydist import faults
 from raydist.checkpoint import TrainState, load, load_latest
 from raydist.data.job import Sources, open_sources
+from raydist.errors import CheckpointError, RaydistError
+from raydist.heartbeat import Heart
 from raydist.loop import Control, StepResult, fit, total_steps
 from raydist.manifest import folder_name
 from raydist.rundir import RunDir
 from raydist.saver import Saver
 from raydist.start import Start
-from raydist.storage import join
+from raydist.storage import is_local, join
 from raydist.task import build_task
+from raydist.watchdog import Guard, Verdict, Watchdog, check_interval
 from raydist.world import World
 
 if TYPE_CHECKING:
@@ -29,12 +38,28 @@ Listener = Callable[[str, dict[str, Any]], None]
 """Called on rank 0 with ("line" | "event" | "started", record)."""
 
 
+OpenData = Callable[["JobConfig", World, dict[str, Any] | None], Sources]
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One start of the workers. `number` is 0 for the first of this invocation, and counts restarts from there."""
 
     start: Start
     number: int = 0
+    micro_size: int | None = None
+    """A micro-batch size that an earlier attempt found to fit no more; this one starts below."""
+    restarts: int = 0
+    """Attempts before this one that failed; resizes do not count."""
+    faults: str | None = field(default_factory=lambda: os.environ.get(faults.VARIABLE))
+    """Faults to inject (`raydist.faults`), as the process that the user started has them in its environment."""
+    reached: int = 0
+    """The last step that an earlier attempt is known to have trained."""
+
+    @property
+    def key(self) -> str:
+        """Names this attempt among all of the run's folder."""
+        return f"{self.start.began:.3f}-{self.number}"
 
 
 def work(
@@ -42,7 +67,7 @@ def work(
     world: World,
     attempt: Attempt,
     control: Control,
-    open_data: Callable[[JobConfig, World, dict[str, Any] | None], Sources] | None = None,
+    open_data: OpenData | None = None,
     listen: Listener | None = None,
     on_result: Callable[[StepResult], None] | None = None,
 ) -> dict[str, Any]:
@@ -52,8 +77,23 @@ def work(
     """
     keeper = _Keeper(config, world, attempt, control, listen)
     _collect_warnings(control)
+    control.micro_size = attempt.micro_size
+    control.reload = keeper.newest
+    control.faults = faults.parse(attempt.faults, world.rank, Path(attempt.start.root) / ".faults")
+    with _heart(config, world, attempt, control, keeper):
+        return _work(config, world, control, keeper, open_data or open_sources, on_result)
+
+
+def _work(
+    config: JobConfig,
+    world: World,
+    control: Control,
+    keeper: _Keeper,
+    open_data: OpenData,
+    on_result: Callable[[StepResult], None] | None,
+) -> dict[str, Any]:
     state = keeper.resume()
-    sources = (open_data or open_sources)(config, world, None if state is None else state.data)
+    sources = open_data(config, world, None if state is None else state.data)
     try:
         task = build_task(config.task)
         total = total_steps(config, sources.train)
@@ -66,6 +106,31 @@ def work(
     finally:
         keeper.close()
         sources.close()
+
+
+@contextmanager
+def _heart(config: JobConfig, world: World, attempt: Attempt, control: Control, keeper: _Keeper) -> Iterator[None]:
+    """Beat, and watch the others' beats, while training runs; off with `failure.hang_timeout: null`."""
+    timeout = config.failure.hang_timeout
+    if timeout is None:
+        yield
+        return
+    root = attempt.start.root
+    watchdog = Watchdog(root, world.world_size, 0.75 * timeout, attempt.key)
+
+    def report(verdict: Verdict) -> None:
+        keeper.run.append_event("hang", rank=verdict.rank, reason=verdict.words, stack=verdict.beat.stack)
+        keeper.run.flush()
+        print(f"raydist: {verdict.words}", file=sys.stderr, flush=True)
+
+    every = check_interval(timeout, is_local(root))
+    heart = Heart(root, world.rank, control.progress, every, attempt.key, Guard(watchdog, world.rank, report))
+    heart.beat()
+    heart.start()
+    try:
+        yield
+    finally:
+        heart.stop()
 
 
 class _Keeper:
@@ -83,31 +148,36 @@ class _Keeper:
     # -- going on ---------------------------------------------------------------------------------------------------
 
     def resume(self) -> TrainState | None:
-        """The state to go on from, the same one on every rank: rank 0 picks it, the others load what it picked."""
-        first = self.attempt.number == 0
-        wanted = self.attempt.start.resume if first else "auto"
-        folder = self.run.checkpoints
-        if wanted is not None and wanted != "auto":
-            folder = wanted
+        """The state to go on from: of this run, or at first of where the user pointed. Every rank must call it."""
+        first, asked = self.attempt.number == 0, self.attempt.start.resume
+        if first and asked is None:
+            return None
+        folders = [self.run.checkpoints] if asked in (None, "auto") else [self.run.checkpoints, str(asked)]
+        return self._agreed(*(folders[-1:] if first else folders))
+
+    def _agreed(self, *folders: str) -> TrainState | None:
+        """The newest good state of the first folder that has one, the same on every rank: rank 0 picks, the others load its pick."""
         picked: tuple[str, TrainState] | None = None
-        problem: Exception | None = None
-        if self.world.is_main and wanted is not None:
+        problem: RaydistError | None = None
+        if self.world.is_main:
             try:
-                picked = self._pick(folder)
-                if picked is None and not first and self.attempt.start.resume not in (None, "auto"):
-                    picked = self._pick(str(self.attempt.start.resume))
-            except Exception as error:
+                picked = next((found for folder in folders if (found := self._pick(folder)) is not None), None)
+            except RaydistError as error:
                 problem = error
         where, words = self.world.broadcast((None if picked is None else picked[0], None if problem is None else str(problem)))
         if problem is not None:
             raise problem
         if words is not None:
-            from raydist.errors import CheckpointError
-
             raise CheckpointError(words)
         if where is None:
             return None
         return picked[1] if picked is not None else load(where)[0]
+
+    def newest(self) -> TrainState | None:
+        """The newest good checkpoint of this run, after saves under way are done. Every rank must call it."""
+        if self.saver is not None:
+            self.saver.wait()
+        return self._agreed(self.run.checkpoints)
 
     def _pick(self, folder: str) -> tuple[str, TrainState] | None:
         def warn(message: str) -> None:
@@ -123,7 +193,7 @@ class _Keeper:
         if not self.world.is_main:
             return
         known = self.run.read_metrics()
-        lost = max(0, int(known[-1]["step"]) - step) if known else 0
+        lost = max(0, self._reached(known) - step)
         own = [line for line in known if line["step"] <= step]
         for line in own:
             self._remember(line)
@@ -131,7 +201,7 @@ class _Keeper:
         kind = "restart" if self.attempt.number else "start" if state is None else "resume"
         reason = f"from step {step}" if state is not None else "from scratch"
         if lost:
-            reason += f"; {lost} logged steps are done again"
+            reason += f"; {lost} steps are done again"
         self.event(
             kind,
             step=step,
@@ -152,6 +222,12 @@ class _Keeper:
             asynchronous=checkpoint.asynchronous,
             on_event=lambda kind, **fields: self.event(kind, **fields),
         )
+
+    def _reached(self, known: list[dict[str, Any]]) -> int:
+        """The last step that was trained before this start, as far as the metrics and the beats of rank 0 tell."""
+        logged = int(known[-1]["step"]) if known else 0
+        beat = self.attempt.reached
+        return max(logged, beat)
 
     # -- while it runs ----------------------------------------------------------------------------------------------
 
@@ -174,6 +250,8 @@ class _Keeper:
                 self.saver.save(state, result.step, self.evaluated_at(result))
         if result.status != "running" and self.saver is not None:
             self.saver.wait()
+            if self.saver.failure is not None:
+                raise CheckpointError(f"the last checkpoint, of step {result.step}, could not be saved: {self.saver.failure}")
 
     def evaluated_at(self, result: StepResult) -> dict[str, Any]:
         return {k: v for k, v in result.metrics.items() if isinstance(v, (int, float))}
@@ -208,7 +286,8 @@ class _Keeper:
             "metrics": {**self.trained, **self.evaluated},
             "best": state.best,
             "workers": self.world.world_size,
-            "restarts": self.attempt.number,
+            "restarts": self.attempt.restarts,
+            "lost_steps": self._lost() if self.world.is_main else 0,
             "seconds": time.time() - self.attempt.start.began,
             "run": self.attempt.start.root,
         }
@@ -217,6 +296,12 @@ class _Keeper:
             self.run.write_summary(summary)
             self.run.flush()
         return summary
+
+    def _lost(self) -> int:
+        """Steps that were trained twice in this invocation, because a failure came before they were saved."""
+        since = self.attempt.start.began
+        starts = [e for e in self.run.read_events() if e["kind"] in ("start", "restart", "resume")]
+        return sum(e["lost_steps"] for e in starts if datetime.fromisoformat(e["time"]).timestamp() >= since - 0.01)
 
     def close(self) -> None:
         if self.saver is not None:

@@ -116,6 +116,11 @@ def from_env(backend: str = "auto", device: torch.device | None = None, timeout_
         raise ConfigError(
             f"RANK={rank} does not fit WORLD_SIZE={world_size}: start the workers with torchrun or `raydist train`"
         )
+    absent = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if world_size > 1 and absent and not dist.is_initialized():
+        raise ConfigError(
+            f"the environment has WORLD_SIZE={world_size} and no {', '.join(absent)}: unset WORLD_SIZE, or start with torchrun"
+        )
     device = device or _pick_device(local_rank, backend)
     backend = ("nccl" if device.type == "cuda" else "gloo") if backend == "auto" else backend
     if device.type == "cuda":
@@ -182,8 +187,8 @@ def check_in_sync(world: World, named: dict[str, torch.Tensor], when: str) -> No
         missing = [n for n in reference if n not in other] + [n for n in other if n not in reference]
         if missing:
             raise TrainError(
-                f"{when}: the model on rank {rank} has other parameters than on rank 0 (first: {missing[0]!r}). Build the same model on "
-                "every rank: let nothing in it depend on the rank, the host or unseeded randomness"
+                f"{when}: the model on rank {rank} has other parameters than on rank 0 (first: {missing[0]!r}). "
+                "Build the same model on every rank: let nothing in it depend on the rank, the host or unseeded randomness"
             )
         for name, found in other.items():
             if found[:2] != reference[name][:2]:

@@ -120,8 +120,8 @@ def check_same_data(old: dict[str, Any], new: dict[str, Any], changed: str) -> l
     if changed == "accept":
         return [f"the data changed since the checkpoint ({words}); going on with it, as data.changed: accept asks"]
     raise DataError(
-        f"the data changed since the checkpoint: {words}. The rows left of this epoch are not the ones the run would have seen. "
-        "Restore the data, start a new run, or set data.changed: accept"
+        f"the data changed since the checkpoint: {words}. The rows left of this epoch are not the ones the run would have seen."
+        " Restore the data, start a new run, or set data.changed: accept"
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,8 +43,8 @@ def build_dataset(config: DatasetConfig, key: str) -> Dataset[Any]:
     dataset = build(config.target or "", config.args, key)
     if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise ConfigError(
-            f"{key}: {config.target} made a {type(dataset).__name__}, which has no length and index; exactly-once training needs a "
-            "map-style Dataset (__len__ and __getitem__)"
+            f"{key}: {config.target} made a {type(dataset).__name__}, which has no length and index; exactly-once training "
+            "needs a map-style Dataset (__len__ and __getitem__)"
         )
     return dataset  # type: ignore[no-any-return]
 
@@ -80,8 +80,8 @@ class _Collate:
             return self.function(rows)
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             raise DataError(
-                f"these {len(rows)} rows do not make a batch ({type(error).__name__}: {error}); give them one shape and type, or set "
-                "data.train.collate"
+                f"these {len(rows)} rows do not make a batch ({type(error).__name__}: {error}); give them one shape and type, "
+                "or set data.train.collate"
             ) from error
 
 
@@ -132,7 +132,8 @@ class TorchSource:
         order = self._known[epoch]
         if len(order) != self._epoch_rows:
             raise DataError(
-                f"data.train.sampler: gave {self._epoch_rows} rows in epoch 0 and {len(order)} in epoch {epoch}; every epoch needs as many"
+                f"data.train.sampler: gave {self._epoch_rows} rows in epoch 0 and {len(order)} in epoch {epoch}; "
+                "every epoch needs as many"
             )
         return order
 
@@ -235,13 +236,12 @@ def build_sampler(config: DatasetConfig, dataset: Any) -> Sampler[Any]:
     It must be global: every rank runs it under the same seed, and raydist shards what it yields.
     """
     assert config.sampler is not None
-    if config.shuffle:
-        raise ConfigError("data.train: set sampler or shuffle, not both; the sampler decides the order")
     args = dict(config.sampler.args)
     factory = resolve(config.sampler.target, "data.train.sampler")
     if isinstance(factory, type) and issubclass(factory, DistributedSampler):
         raise ConfigError(
-            "data.train.sampler: raydist shards every sampler over the workers itself; use shuffle: true instead of DistributedSampler"
+            "data.train.sampler: raydist shards every sampler over the workers itself; use shuffle: true instead of "
+            "DistributedSampler"
         )
     parameters = list(inspect.signature(factory).parameters)
     if parameters and parameters[0] in ("data_source", "dataset", "data") and parameters[0] not in args:
@@ -257,15 +257,27 @@ def build_sampler(config: DatasetConfig, dataset: Any) -> Sampler[Any]:
 
 
 def check_rows(batch: Any, wanted: int, key: str) -> None:
-    """Raise DataError when a collated batch does not hold `wanted` rows: the weights would be wrong."""
-    first = batch
-    while isinstance(first, (tuple, list, dict)) and first:
-        inner = next(iter(first.values())) if isinstance(first, dict) else first[0]
-        if isinstance(first, list) and not isinstance(inner, (torch.Tensor, tuple, list, dict)):
-            break
-        first = inner
-    if isinstance(first, torch.Tensor) and first.dim() and first.shape[0] != wanted:
-        raise DataError(
-            f"{key}: collate gave a batch of {first.shape[0]} from {wanted} rows; keep one entry a row on the first dimension, or the "
-            "weights of the batch law would be wrong"
-        )
+    """Raise DataError when a part of a collated batch does not hold `wanted` rows: the weights would be wrong."""
+    for found in _row_counts(batch):
+        if found != wanted:
+            what = "a single value" if found is None else f"a batch of {found}"
+            raise DataError(
+                f"{key}: collate gave {what} from {wanted} rows; keep one entry a row on the first dimension of every part, "
+                "or the weights of the batch law would be wrong"
+            )
+
+
+def _row_counts(batch: Any) -> Iterator[int | None]:
+    """Rows of each part of a batch, as `slice_rows` would cut it; None for a tensor without dimensions."""
+    if isinstance(batch, torch.Tensor):
+        yield batch.shape[0] if batch.dim() else None
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _row_counts(value)
+    elif isinstance(batch, tuple) or (
+        isinstance(batch, list) and batch and isinstance(batch[0], (torch.Tensor, Mapping, tuple, list))
+    ):
+        for value in batch:
+            yield from _row_counts(value)
+    elif hasattr(batch, "__getitem__") and hasattr(batch, "__len__"):
+        yield len(batch)

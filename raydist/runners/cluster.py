@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydist.errors import ConfigError
+from raydist.watchdog import flight_recorder
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
@@ -28,12 +29,10 @@ class Cluster:
 
     def fit_workers(self, config: JobConfig) -> int:
         """How many workers to start: what was asked, or for `[min, max]` what fits now. ConfigError when too few fit."""
-        asked = config.scaling.workers
-        low, high = (asked, asked) if isinstance(asked, int) else (asked[0], asked[1])
-        need = needs(config)
-        total = self.total if self.owned else _resources()
-        fits = min((int(total.get(name, 0.0) / amount + 1e-9) for name, amount in need.items() if amount), default=high)
+        low, high = _asked(config)
+        fits = self.fits(config)
         if fits < low:
+            need, total = needs(config), self._there()
             wanted = ", ".join(f"{_plain(amount * low)} {name}" for name, amount in need.items() if amount)
             there = ", ".join(f"{_plain(total.get(name, 0.0))} {name}" for name in need)
             raise ConfigError(
@@ -41,6 +40,40 @@ class Cluster:
                 "scaling.cpus_per_worker or scaling.gpus_per_worker, or add nodes"
             )
         return min(high, fits)
+
+    def fits(self, config: JobConfig) -> int:
+        """How many workers the nodes that stay can hold, node by node."""
+        need = {name: amount for name, amount in needs(config).items() if amount}
+        nodes = [self.total] if self.owned else _nodes(excluding=self.draining())
+        return sum(
+            min((int(node.get(name, 0.0) / amount + 1e-9) for name, amount in need.items()), default=0) for node in nodes
+        )
+
+    def draining(self) -> set[str]:
+        """Nodes whose end has been announced (a preemption notice). A local cluster has none."""
+        if self.owned:
+            return set()
+        from ray._private.state import state  # what Ray Train's own preemption watcher asks (Ray 2.60)
+
+        return set(state.get_draining_nodes() or {})
+
+    def _there(self) -> dict[str, float]:
+        total: dict[str, float] = {}
+        for node in [self.total] if self.owned else _nodes(excluding=self.draining()):
+            for name, amount in node.items():
+                total[name] = total.get(name, 0.0) + amount
+        return total
+
+
+def _asked(config: JobConfig) -> tuple[int, int]:
+    asked = config.scaling.workers
+    return (asked, asked) if isinstance(asked, int) else (asked[0], asked[1])
+
+
+def _nodes(excluding: set[str]) -> list[dict[str, float]]:
+    import ray
+
+    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"] and node["NodeID"] not in excluding]
 
 
 def needs(config: JobConfig) -> dict[str, float]:
@@ -77,9 +110,9 @@ def quiet(verbose: bool) -> None:
         "RAY_DEDUP_LOGS": "0",
     }
     if not verbose:
-        defaults |= {"RAY_BACKEND_LOG_LEVEL": "error"}
         for name in ("ray", "ray.train", "ray.data"):
             logging.getLogger(name).setLevel(logging.ERROR)
+    flight_recorder()
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 

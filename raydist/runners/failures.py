@@ -4,69 +4,99 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from raydist.errors import CheckpointError, ConfigError, DataError, RaydistError, TrainError
+from raydist.rundir import RunDir
 from raydist.storage import is_local
+from raydist.watchdog import verdict_of
 
-_SAME_AGAIN = {"ConfigError": ConfigError, "DataError": DataError, "CheckpointError": CheckpointError, "TrainError": TrainError}
+if TYPE_CHECKING:
+    from raydist.config import JobConfig
+    from raydist.work import Attempt
+
+_SAME_AGAIN = {kind.__name__: kind for kind in (CheckpointError, ConfigError, DataError, TrainError)}
 """raydist's own errors follow from the job and its data: the same attempt would end the same way."""
+
+_BROKEN_LINK = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Read error", "recv", "gloo")
+"""Words of an error that a rank gets because another one is gone."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The first failing rank and its own error; `retry` says whether a restart may help."""
+    """The first failing rank and its own error. `retry`: a restart may help; `micro_size`: it needs a smaller micro-batch."""
 
     error: RaydistError
     rank: int | None
     retry: bool
+    micro_size: int | None = None
 
 
-def failure_of(error: BaseException, root: str, since: float) -> Failure:
-    """Read the workers' own words (events of this attempt), and Ray's account of who died, into one failure."""
-    from raydist.rundir import RunDir
+def failure_of(error: BaseException, attempt: Attempt, since: float, config: JobConfig) -> Failure:
+    """One failure out of the watchdog's verdict, the workers' own words (events of this attempt) and Ray's account of who died.
 
+    A rank's own error beats a neighbour's broken connection, whichever was noticed first.
+    """
+    verdict = verdict_of(attempt.start.root, attempt.key)
+    if verdict is not None:
+        return Failure(TrainError(verdict[1]), verdict[0], retry=True)
     dead = worker_failures(error)
-    told = (
-        []
-        if not is_local(root)
-        else [
-            event
-            for event in RunDir(root).read_events()
-            if event["kind"] == "worker_failed" and datetime.fromisoformat(event["time"]).timestamp() >= since - 1.0
-        ]
-    )
+    told = _told(attempt.start.root, since)
+    own = next((event for event in told if event["raised"]), None) or next((e for e in told if not _is_echo(e["reason"])), None)
+    if own is not None:
+        return _from_words(own, config)
     silent = [rank for rank in dead if rank not in {event["rank"] for event in told}]
-    if silent and not any(event.get("raised") for event in told):
-        rank = silent[0]
-        return Failure(TrainError(f"rank {rank} died: {words_of(dead[rank])}"), rank, retry=True)
+    for rank in [*silent, *dead]:
+        words = words_of(dead[rank])
+        if rank in silent or not _is_echo(words):
+            return Failure(TrainError(f"rank {rank} died: {words}"), rank, retry=True)
     if told:
-        own = next((event for event in told if event.get("raised")), told[0])
-        kind = _SAME_AGAIN.get(own["error"])
-        if kind is not None:
-            return Failure(kind(own["reason"]), own["rank"], retry=False)
-        return Failure(TrainError(f"rank {own['rank']}: {own['reason']}"), own["rank"], retry=True)
-    if dead:
-        rank = next(iter(dead))
-        return Failure(TrainError(f"rank {rank}: {words_of(dead[rank])}"), rank, retry=True)
+        return Failure(TrainError(f"rank {told[0]['rank']}: {told[0]['reason']}"), told[0]["rank"], retry=True)
     return Failure(TrainError(f"Ray Train failed: {words_of(error)}"), None, retry=True)
+
+
+def _told(root: str, since: float) -> list[dict[str, Any]]:
+    """What workers of this attempt said of their end, in order of time."""
+    if not is_local(root):
+        return []
+    return [
+        event
+        for event in RunDir(root).read_events()
+        if event["kind"] == "worker_failed" and datetime.fromisoformat(event["time"]).timestamp() >= since - 0.01
+    ]
+
+
+def _from_words(event: dict[str, Any], config: JobConfig) -> Failure:
+    rank, reason = event["rank"], event["reason"]
+    if event["error"] == "OutOfMemoryError":
+        if config.batch.micro_size == "auto" and event.get("micro_size"):
+            words = f"rank {rank}: {reason}; going on with micro-batches of {event['micro_size']}"
+            return Failure(TrainError(words), rank, retry=True, micro_size=event["micro_size"])
+        return Failure(TrainError(f"rank {rank}: {reason}. Lower batch.micro_size, or set it to auto"), rank, retry=False)
+    kind = _SAME_AGAIN.get(event["error"])
+    if kind is not None:
+        return Failure(kind(reason), rank, retry=False)
+    return Failure(TrainError(f"rank {rank}: {reason}"), rank, retry=True)
+
+
+def _is_echo(words: str) -> bool:
+    """Whether an error only says that another rank went away."""
+    return any(part in words for part in _BROKEN_LINK)
 
 
 def worker_failures(error: BaseException) -> dict[int, BaseException]:
     """Ray's `{rank: error}` of a failed worker group, out of whatever it is wrapped in."""
     seen: Any = error
-    while seen is not None:
+    while isinstance(seen, BaseException):
         found = getattr(seen, "worker_failures", None)
         if found:
             return dict(found)
         seen = getattr(seen, "error", None) or seen.__cause__
-        if not isinstance(seen, BaseException):
-            return {}
     return {}
 
 
 def words_of(error: BaseException) -> str:
-    """The last telling line of an error, without Ray's traceback."""
+    """The type and the first telling line of an error, without Ray's traceback."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     first = lines[0] if lines else ""

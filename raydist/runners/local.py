@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from raydist.errors import ConfigError, Interrupted, RaydistError
 from raydist.loop import Control
 from raydist.screen import Screen
 from raydist.start import Start, locked, prepare, run_root
+from raydist.watchdog import flight_recorder
 from raydist.work import Attempt, failed, work
 from raydist.world import World, from_env
 
@@ -33,6 +36,9 @@ def train_local(
 
     Raises ConfigError before anything starts, Interrupted after a stop with a checkpoint, and whatever training raised.
     """
+    flight_recorder()
+    if "OMP_NUM_THREADS" not in os.environ:  # as Ray does for its workers, so that all runners compute alike
+        torch.set_num_threads(max(1, int(config.scaling.cpus_per_worker)))
     world = from_env(config.scaling.backend)
     screen = screen or Screen()
     try:
