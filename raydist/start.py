@@ -39,7 +39,7 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True)
 class Start:
-    """How a run starts. `resume`: None (from scratch), "auto" (this run's newest good checkpoint) or a checkpoint to start from."""
+    """How a run starts. `resume`: None (from scratch), "auto" (the newest good checkpoint of this run) or a checkpoint."""
 
     root: str
     resume: str | None

@@ -225,7 +225,7 @@ class ColumnTask:
 
     def _input(self, batch: Mapping[str, Any], name: str | list[str]) -> torch.Tensor:
         if isinstance(name, str):
-            value = _narrow(_column(batch, name, "task.inputs"))
+            value: torch.Tensor = _narrow(_column(batch, name, "task.inputs"))
             return value.unsqueeze(1) if value.dim() == 1 and value.is_floating_point() else value
         return _stacked([_column(batch, n, "task.inputs").float() for n in name], name, "task.inputs")
 
