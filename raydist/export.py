@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -62,7 +63,7 @@ def pick(run: str, best: bool = False) -> tuple[str, TrainState]:
     if best:
         found = best_uri(store)
         return found, load(found)[0]
-    latest = load_latest(store, lambda message: print(f"warning: {message}"))
+    latest = load_latest(store, lambda message: print(f"warning: {message}", file=sys.stderr))
     assert latest is not None
     return storage.join(store, folder_name(latest[1]["step"])), latest[0]
 
