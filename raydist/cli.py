@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import click
 import typer
 
 from raydist.errors import ConfigError, Interrupted, RaydistError
@@ -24,6 +23,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+_WRONG_COMMAND: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""Base of what the parser raises: click's own, or the one that newer typer releases bring along."""
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the file's.")]
@@ -112,12 +114,12 @@ def guarded(command: Callable[[], Any], verbose: bool = False) -> int:
     """Run `command`; what it raises becomes one message on stderr and an exit code."""
     try:
         command()
-    except click.exceptions.Exit as done:
+    except typer.Exit as done:
         return done.exit_code
-    except click.ClickException as error:
+    except _WRONG_COMMAND as error:
         error.show()
         return 2
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         print("raydist: stopped at once; the last committed checkpoint stays good", file=sys.stderr)
         return 130
     except Interrupted as stopped:
