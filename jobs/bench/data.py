@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch.utils.data import DataLoader, IterableDataset
@@ -162,6 +161,24 @@ class Files(IterableDataset):  # type: ignore[misc]
                 yield {name: torch.from_numpy(values[low : low + self.size]) for name, values in columns.items()}
 
 
+def family(root: int) -> dict[int, float]:
+    """This process and all below it, with their CPU seconds."""
+    found: dict[int, tuple[int, float]] = {}
+    tick = os.sysconf("SC_CLK_TCK")
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            found[int(entry.name)] = (int(fields[1]), (int(fields[11]) + int(fields[12])) / tick)
+    own, more = {root}, True
+    while more:
+        new = {pid for pid, (parent, _) in found.items() if parent in own} - own
+        own, more = own | new, bool(new)
+    return {pid: found[pid][1] for pid in own if pid in found}
+
+
 class Watch:
     """Memory (MB above the level at the start, highest) and CPU seconds of this process and its children, sampled."""
 
@@ -192,15 +209,12 @@ class Watch:
 
     def now(self) -> float:
         total = 0
-        me = psutil.Process(self.root)
-        for process in [me, *me.children(recursive=True)]:
+        for pid, spent in family(self.root).items():
             try:
-                text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-                times = process.cpu_times()
-            except (OSError, psutil.Error):
+                text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            except OSError:
                 continue
-            first = self.cpu.get(process.pid, (0.0, 0.0))[0]
-            self.cpu[process.pid] = (first, times.user + times.system)
+            self.cpu[pid] = (self.cpu.get(pid, (0.0, 0.0))[0], spent)
             total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:"))
         return total / 1024
 

@@ -56,6 +56,10 @@ MOST_SPANS = 2000
 """Spans of one stream; a longer run makes the next stream when one is used up."""
 SPANS_AHEAD = 6
 """Spans that may lie finished in the object store, about: what bounds memory when training is slower than reading."""
+ERROR = "raydist error"
+"""Column that carries the words of an error instead of data."""
+LEAST_AHEAD = 64 * 2**20
+"""Bytes that may lie there in any case."""
 
 
 def open_ray_train(
@@ -148,6 +152,7 @@ class RaySource:
         self.steps_per_epoch: int | None = self.plan.steps_per_epoch
         self.notes = notes_of(reader)
         self._running: list[Prefetch[Any]] = []
+        self._held: list[Any] = []
 
     @property
     def span_rows(self) -> int:
@@ -189,7 +194,7 @@ class RaySource:
             for (span, tensors, starts), waited in chain.from_iterable(running):
                 yield from steps_of(self.plan, span, tensors, starts, self.rank, self.world_size, waited)
         except ray.exceptions.RayError as error:
-            raise _data_error(error) from error
+            raise DataError(f"the Ray Data stream failed: {error}") from error
         finally:
             for ahead in running:
                 ahead.close()
@@ -206,6 +211,8 @@ class RaySource:
         shards, words = self.exchange(mine)
         if words:
             raise DataError(words)
+        # a handle that travelled outside of Ray (torch.distributed) keeps nothing alive: rank 0 holds the stream for all
+        self._held = mine[0]
         return shards[self.rank]
 
     def _direct(self, spans: list[Span]) -> Iterator[tuple[Span, dict[str, Any], list[int]]]:
@@ -220,14 +227,15 @@ class RaySource:
         try:
             for span in spans:
                 block: Columns = next(blocks, {})
+                if ERROR in block:
+                    raise DataError(block[ERROR][0])
                 if rows_of(block) != wanted:
                     raise DataError(f"the Ray Data stream gave a block of {rows_of(block)} rows where {wanted} were planned")
                 # a copy: the block lies in shared memory, read-only, and is given back sooner
                 tensors = to_torch({name: array.copy() for name, array in block.items()})
                 yield span, tensors, [width * at for at in range(span.steps + 1)]
-            next(blocks, None)  # tells the stream that this rank is done
         finally:
-            blocks.close()
+            blocks.close()  # tells the stream that this rank is done
 
     def fingerprint(self) -> dict[str, Any]:
         return fingerprint_of(self.reader)
@@ -238,6 +246,7 @@ class RaySource:
     def close(self) -> None:
         for ahead in list(self._running):
             ahead.close()
+        self._held = []
 
 
 def build_stream(reader: SpanReader, spans: list[Span], world_size: int, steps: int) -> list[Any]:
@@ -252,7 +261,7 @@ def build_stream(reader: SpanReader, spans: list[Span], world_size: int, steps: 
     context.execution_options.verbose_progress = False
     span_bytes = reader.tables.size / max(1, reader.plan.rows) * width * world_size * steps
     context.execution_options.resource_limits = ExecutionResources.for_limits(
-        cpu=max(1.0, free_cpus()), object_store_memory=max(SPANS_AHEAD * span_bytes, 64 * 2**20)
+        cpu=max(1.0, free_cpus()), object_store_memory=max(SPANS_AHEAD * span_bytes, LEAST_AHEAD)
     )
     # not strict: each task makes exactly world_size blocks, so the repartition fuses with the reading and only cuts
     laid_out = data.map_batches(read, batch_size=1).repartition(target_num_rows_per_block=width * steps)
@@ -269,16 +278,10 @@ class _ReadSpans:
         span = self.spans[int(items["span"][0])]
         sizes = self.reader.sizes(span)
         order = rank_major(sizes, self.reader.plan.global_size, self.world_size, self.steps)
-        return self.reader.rows(span, np.ascontiguousarray(order.reshape(-1)))
-
-
-def _data_error(error: BaseException) -> BaseException:
-    """The DataError that a task raised, or one that says the stream failed."""
-    seen: BaseException | None = error
-    while seen is not None:
-        cause = getattr(seen, "cause", None)
-        for found in (seen, cause):
-            if isinstance(found, RaydistError) and not isinstance(found, ray.exceptions.RayError):
-                return type(found)(str(found))
-        seen = seen.__cause__ or cause
-    return DataError(f"the Ray Data stream failed: {error}")
+        try:
+            return self.reader.rows(span, np.ascontiguousarray(order.reshape(-1)))
+        except RaydistError as error:
+            # Ray Data keeps only the text of an exception: this way every rank meets it, as itself, at the same step
+            words = np.full(order.shape, "", dtype=object)
+            words[:, 0] = str(error)
+            return {ERROR: words.reshape(-1)}

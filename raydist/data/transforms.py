@@ -9,13 +9,14 @@ global batch and a `numpy.random.Generator` that depends on `(seed, epoch, globa
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from raydist.data.columns import Columns, rows_of
-from raydist.errors import DataError
+from raydist.errors import DataError, RaydistError
 
 if TYPE_CHECKING:
     from raydist.config import Target
@@ -50,7 +51,7 @@ class Transforms:
             if takes_rng:
                 key = (2, number, *(rng_key or (0, 0)))
                 args = {**args, "rng": np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))}
-            columns = _checked(name, function(columns, **args), rows if same_rows else None)
+            columns = _checked(name, _apply(name, function, columns, args), rows if same_rows else None)
         return columns
 
     def _functions(self) -> list[tuple[str, Callable[..., Any], dict[str, Any], bool]]:
@@ -69,6 +70,18 @@ class Transforms:
         takes = _takes_rng(found)
         check_args(found, {**_first_argument(found), **target.args, **({"rng": None} if takes else {})}, target.target, key)
         return target.target, found, dict(target.args), takes
+
+
+def _apply(name: str, function: Callable[..., Any], columns: Columns, args: dict[str, Any]) -> Any:
+    try:
+        return function(columns, **args)
+    except RaydistError:
+        raise
+    except Exception as error:  # the user's code: any error of it is one of the data
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise DataError(
+            f"transform {name} failed: {type(error).__name__}: {error} ({where.filename}, line {where.lineno})"
+        ) from error
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:
