@@ -31,8 +31,8 @@ def evaluate(
     """`{"eval_loss": …, "eval_<metric>": …}` over all rows of all ranks. Every rank must call it; `tick` is called at each
     batch, as a sign of life.
 
-    Ranks may have different numbers of batches, or none: nothing is exchanged until each has scored its own. A failure on one rank
-    is raised on all of them.
+    Ranks may have different numbers of batches, or none: nothing is exchanged until each has scored its own. A failure on one
+    rank is raised on all of them.
     """
     metrics: dict[str, Metric] = (
         {name: m.to(world.device) for name, m in task.metrics().items()} if hasattr(task, "metrics") else {}
@@ -50,7 +50,7 @@ def evaluate(
                 meter.add(loss, float(weigh(batch)) if weigh else float(data.rows))
     except RaydistError as error:
         problem = error
-    except (RuntimeError, TypeError, ValueError, IndexError, KeyError) as error:
+    except Exception as error:  # whatever the user's code raises: the other ranks must hear of it
         problem = TrainError(f"rank {world.rank}, evaluation after step {step}: {type(error).__name__}: {error}")
         problem.__cause__ = error
     finally:

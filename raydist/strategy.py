@@ -134,14 +134,15 @@ def place_layers(strategy: ModelParallelStrategy, model: nn.Module, device: torc
     """Put the parts of a model on several devices; inputs of a part follow it there.
 
     `device_map` names submodules by prefix ("encoder", "layers.3"); `auto` cuts the top-level children into runs of about
-    equal parameter bytes, in order. Every parameter must be covered.
+    equal parameter bytes, in order. Every part with parameters must be covered; parameters and buffers of the model itself go
+    where its first part goes.
     """
-    devices = [torch.device(d) for d in strategy.devices] if strategy.devices else _all_devices(device)
+    devices = [_device(d, "strategy.devices") for d in strategy.devices] if strategy.devices else _all_devices(device)
     children = dict(model.named_children())
     placed: dict[str, torch.device] = (
         _even_cut(children, devices)
         if strategy.device_map == "auto"
-        else {k: torch.device(v) for k, v in strategy.device_map.items()}
+        else {k: _device(v, f"strategy.device_map.{k}") for k, v in strategy.device_map.items()}
     )
     for name in placed:
         try:
@@ -152,13 +153,25 @@ def place_layers(strategy: ModelParallelStrategy, model: nn.Module, device: torc
                 f"its top-level parts are {', '.join(children) or '(none)'}"
             ) from error
     for name, _ in model.named_parameters():
-        if not any(name == part or name.startswith(part + ".") for part in placed):
+        if "." in name and not any(name.startswith(part + ".") for part in placed):
             raise ConfigError(f"strategy.device_map: parameter {name!r} is on no device; name its part too")
+    first = next(iter(placed.values()), device)
+    model._apply(lambda tensor: tensor.to(first), recurse=False)
     for name, where in sorted(placed.items(), key=lambda item: item[0].count(".")):
         part = model.get_submodule(name)
         part.to(where)
         part.register_forward_pre_hook(_mover(where), with_kwargs=True)
     return model
+
+
+def _device(name: str, key: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{key}: {name!r} is no device of this worker ({reason}); such as cpu or cuda:0") from error
+    return device
 
 
 def _all_devices(device: torch.device) -> list[torch.device]:

@@ -157,7 +157,7 @@ class TorchSource:
         batches = _KeyBatches(lambda: (keys for _, _, _, keys in self.plan(start, stop_epoch)))
         loader = make_loader(self.rows, batches, self.config, self.pin)
         plan = self.plan(start, stop_epoch)
-        iterator = iter(loader)
+        iterator = _batches(loader)
         for epoch, index, count, keys in plan:
             asked = time.perf_counter()
             batch = next(iterator)
@@ -193,7 +193,7 @@ class TorchEval:
             [(-1, row) for row in range(at, min(at + self.size, self.stop))] for at in range(self.start, self.stop, self.size)
         ]
         loader = make_loader(self.dataset, _KeyBatches(lambda: iter(chunks)), self.config, self.pin)
-        for chunk, batch in zip(chunks, loader, strict=True):
+        for chunk, batch in zip(chunks, _batches(loader), strict=True):
             check_rows(batch, len(chunk), "data.eval")
             yield EvalData(batch, len(chunk))
 
@@ -228,6 +228,14 @@ def make_loader(rows: Rows, batches: _KeyBatches, config: DatasetConfig, pin: bo
         generator=torch.Generator().manual_seed(0),
         **options,
     )
+
+
+def _batches(loader: DataLoader[Any]) -> Iterator[Any]:
+    """The loader's batches; an error of a loader process comes back as its own words, without that process's traceback."""
+    try:
+        yield from loader
+    except DataError as error:
+        raise DataError(str(error).strip().rpartition(f"{DataError.__module__}.DataError: ")[2]) from error
 
 
 def build_sampler(config: DatasetConfig, dataset: Any) -> Sampler[Any]:
