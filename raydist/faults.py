@@ -106,4 +106,5 @@ def parse(text: str | None, rank: int, marks: Path) -> Faults | None:
     """This rank's faults, or None when there are none: then nothing is called in the loop."""
     if not text:
         return None
-    return Faults([Fault(**entry) for entry in json.loads(text)], rank, marks)
+    entries = [{"where": "data", **entry} if entry["kind"] == "nan" else entry for entry in json.loads(text)]
+    return Faults([Fault(**entry) for entry in entries], rank, marks)

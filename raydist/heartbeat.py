@@ -83,6 +83,8 @@ class Heart(threading.Thread):
         """Write one beat now."""
         self._count += 1
         stuck = time.monotonic() - self.progress.since
+        # the flight recorder's dump imports parts of torch; in the start phase that would race the training thread's own imports
+        still = stuck > 2 * self.every and self.progress.phase != "start"
         beat = Beat(
             rank=self.rank,
             step=self.progress.step,
@@ -93,7 +95,7 @@ class Heart(threading.Thread):
             pid=os.getpid(),
             host=socket.gethostname(),
             stack=stack_of(self.watched) if stuck > 2 * self.every else [],
-            collective=last_collective() if stuck > 2 * self.every else None,
+            collective=last_collective() if still else None,
             attempt=self.attempt,
         )
         write_beat(self.folder, beat)

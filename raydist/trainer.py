@@ -240,7 +240,7 @@ class Trainer:
             loss = self.loss(self.module, batch)
             what: str | None
             if not torch.isfinite(loss):
-                what = f"the loss is {float(loss)}"
+                what = f"the loss is {float(loss.detach())}"
             else:
                 named = [(n, p) for n, p in self.module.named_parameters() if p.requires_grad]
                 grads: Sequence[torch.Tensor | None] = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)

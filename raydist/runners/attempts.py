@@ -107,7 +107,7 @@ class Attempts:
         """The summary of the finished run. Raises Interrupted after a stop, the failure's own error when restarts are used up."""
         workers = self.cluster.fit_workers(self.config)
         while True:
-            attempt = Attempt(self.start, self.number, self.micro_size, self.restarts, self.reached)
+            attempt = Attempt(self.start, self.number, self.micro_size, self.restarts, reached=self.reached)
             failure = self._one(attempt, workers)
             if failure is None:
                 summary = RunDir(self.start.root).read_summary() or {}

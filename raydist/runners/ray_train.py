@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import traceback
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -106,7 +107,13 @@ def tell_failure(run: RunDir, rank: int, control: Any, error: BaseException) -> 
     own = isinstance(error, RaydistError)
     words = str(error) if own else f"{type(error).__name__}: {error}"
     run.append_event(
-        "worker_failed", rank=rank, error=type(error).__name__, reason=words, raised=own, micro_size=control.micro_size
+        "worker_failed",
+        rank=rank,
+        error=type(error).__name__,
+        reason=words,
+        raised=own,
+        micro_size=control.micro_size,
+        traceback=traceback.format_exception(error)[-8:],
     )
 
 
