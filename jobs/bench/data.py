@@ -219,7 +219,7 @@ class Watch:
         return total / 1024
 
     def _watch(self) -> None:
-        while not self.over.wait(0.3):
+        while not self.over.wait(1.0):
             self.peak = max(self.peak, self.now())
 
 

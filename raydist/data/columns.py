@@ -41,12 +41,28 @@ def join(arrays: list[NDArray[Any]]) -> NDArray[Any]:
 
 def to_numpy(table: pa.Table) -> Columns:
     """Every column of a table without nulls."""
-    return {name: _array(table.column(name).combine_chunks(), table.schema.field(name)) for name in table.column_names}
+    return {name: _array(_one(table.column(name)), table.schema.field(name)) for name in table.column_names}
+
+
+def to_arrow(columns: Columns) -> pa.Table:
+    """A table that `to_numpy` turns back into these columns; numbers are not copied."""
+    return pa.table({name: _arrow(array) for name, array in columns.items()})
+
+
+def _arrow(array: NDArray[Any]) -> pa.Array:
+    if array.ndim == 1:
+        return pa.array(array)
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    for size in reversed(array.shape[1:]):
+        flat = pa.FixedSizeListArray.from_arrays(flat, size)
+    return flat
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _array(column: pa.Array, field: pa.Field) -> NDArray[Any]:
-    if isinstance(column, pa.ChunkedArray):
-        column = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
     kind = column.type
     if isinstance(column, pa.FixedShapeTensorArray):
         return np.asarray(column.to_numpy_ndarray())

@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import ray
 import ray.data
 from ray.data import ExecutionResources
 
 from raydist.batching import padded_share
-from raydist.data.columns import Columns, rows_of
+from raydist.data.columns import Columns, rows_of, to_arrow, to_numpy
 from raydist.data.direct import fingerprint_of, name_rows, notes_of, steps_of
 from raydist.data.job import Sources, fitted_for, needed_columns, open_sources
 from raydist.data.opening import direct_source, open_reader
@@ -223,10 +224,10 @@ class RaySource:
     def _streamed(self, shard: Any, spans: list[Span]) -> Iterator[tuple[Span, dict[str, Any], list[int]]]:
         width = padded_share(self.plan.global_size, self.world_size)
         wanted = width * self.plan.span_steps(self.span_rows)
-        blocks = iter(shard.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=1))
+        blocks = iter(shard.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1))
         try:
             for span in spans:
-                block: Columns = next(blocks, {})
+                block = to_numpy(next(blocks, pa.table({})))
                 if ERROR in block:
                     raise DataError(block[ERROR][0])
                 if rows_of(block) != wanted:
@@ -274,14 +275,14 @@ class _ReadSpans:
     def __init__(self, reader: SpanReader, spans: list[Span], world_size: int, steps: int) -> None:
         self.reader, self.spans, self.world_size, self.steps = reader, spans, world_size, steps
 
-    def __call__(self, items: Columns) -> Columns:
+    def __call__(self, items: Columns) -> pa.Table:
         span = self.spans[int(items["span"][0])]
         sizes = self.reader.sizes(span)
         order = rank_major(sizes, self.reader.plan.global_size, self.world_size, self.steps)
         try:
-            return self.reader.rows(span, np.ascontiguousarray(order.reshape(-1)))
+            return to_arrow(self.reader.rows(span, order.reshape(-1)))
         except RaydistError as error:
             # Ray Data keeps only the text of an exception: this way every rank meets it, as itself, at the same step
             words = np.full(order.shape, "", dtype=object)
             words[:, 0] = str(error)
-            return {ERROR: words.reshape(-1)}
+            return to_arrow({ERROR: words.reshape(-1)})
