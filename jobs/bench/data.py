@@ -135,7 +135,7 @@ class Reader:
         )  # fmt: skip
         start = Position(0, int((source.steps_per_epoch or 0) * (at or 0.0)))
         try:
-            for step in source.steps(start, 1):
+            for step in source.steps(start, 1 if at is None else 2):
                 yield step.batch["id"][: step.rows]
         finally:
             source.close()

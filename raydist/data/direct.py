@@ -145,9 +145,14 @@ class DirectEval:
         waiting: list[Columns] = []
         held = 0
         for piece in self._pieces():
-            columns = {name: array[piece.start : piece.stop] for name, array in self.tables.read(piece.group).items()}
+            columns = self.tables.read(piece.group)
+            whole_group = bool(self.transforms) and self.transforms.random
+            if not whole_group:
+                columns = {name: array[piece.start : piece.stop] for name, array in columns.items()}
             if self.transforms:
                 columns = self.transforms(columns, (0, piece.group), same_rows=not self.changes)
+            if whole_group and not self.changes:
+                columns = {name: array[piece.start : piece.stop] for name, array in columns.items()}
             waiting.append(columns)
             held += rows_of(columns)
             if held >= self.batch_size:
@@ -160,9 +165,15 @@ class DirectEval:
             yield {name: join([part[name] for part in waiting if rows_of(part)]) for name in waiting[0]}
 
     def _pieces(self) -> Iterator[Piece]:
+        """This rank's rows; whole row groups where transforms change the number of rows."""
         first, last = self._share
         at = 0
         for number, rows in enumerate(self.tables.rows.tolist()):
+            if self.changes:
+                if first <= at < last and rows:
+                    yield Piece(number, 0, rows)
+                at += rows
+                continue
             low, high = max(first, at), min(last, at + rows)
             if low < high:
                 yield Piece(number, low - at, high - at)
