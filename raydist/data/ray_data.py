@@ -25,21 +25,21 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import ray
 import ray.data
 from ray.data import ExecutionResources
 
 from raydist.batching import padded_share
-from raydist.data.columns import Columns, rows_of, to_arrow, to_numpy
+from raydist.data.columns import rows_of, to_numpy
 from raydist.data.direct import fingerprint_of, name_rows, notes_of, steps_of
 from raydist.data.job import Sources, fitted_for, needed_columns, open_sources
 from raydist.data.opening import direct_source, open_reader
 from raydist.data.plan import Span
 from raydist.data.prefetch import Prefetch
-from raydist.data.reading import CACHE_BYTES, SpanReader, rank_major
+from raydist.data.reading import CACHE_BYTES, SpanReader
 from raydist.data.source import Position, StepData, TrainSource
+from raydist.data.span_task import ERROR, SpanTask
 from raydist.data.tensors import to_torch
 from raydist.errors import DataError, RaydistError
 
@@ -57,8 +57,6 @@ MOST_SPANS = 2000
 """Spans of one stream; a longer run makes the next stream when one is used up."""
 SPANS_AHEAD = 6
 """Spans that may lie finished in the object store, about: what bounds memory when training is slower than reading."""
-ERROR = "raydist error"
-"""Column that carries the words of an error instead of data."""
 LEAST_AHEAD = 64 * 2**20
 """Bytes that may lie there in any case."""
 
@@ -253,7 +251,7 @@ class RaySource:
 def build_stream(reader: SpanReader, spans: list[Span], world_size: int, steps: int) -> list[Any]:
     """One Ray Data stream over `spans` (of at most `steps` global batches), split into `world_size` iterators."""
     width = padded_share(reader.plan.global_size, world_size)
-    read = _ReadSpans(reader, spans, world_size, steps)
+    read = SpanTask(reader, spans, world_size, steps)
     data = ray.data.from_items([{"span": number} for number in range(len(spans))], override_num_blocks=len(spans))
     context = data.context
     context.enable_progress_bars = False
@@ -267,22 +265,3 @@ def build_stream(reader: SpanReader, spans: list[Span], world_size: int, steps: 
     # not strict: each task makes exactly world_size blocks, so the repartition fuses with the reading and only cuts
     laid_out = data.map_batches(read, batch_size=1).repartition(target_num_rows_per_block=width * steps)
     return list(laid_out.streaming_split(world_size, equal=False))
-
-
-class _ReadSpans:
-    """What a task does: read a span, lay it out rank by rank."""
-
-    def __init__(self, reader: SpanReader, spans: list[Span], world_size: int, steps: int) -> None:
-        self.reader, self.spans, self.world_size, self.steps = reader, spans, world_size, steps
-
-    def __call__(self, items: Columns) -> pa.Table:
-        span = self.spans[int(items["span"][0])]
-        sizes = self.reader.sizes(span)
-        order = rank_major(sizes, self.reader.plan.global_size, self.world_size, self.steps)
-        try:
-            return to_arrow(self.reader.rows(span, order.reshape(-1)))
-        except RaydistError as error:
-            # Ray Data keeps only the text of an exception: this way every rank meets it, as itself, at the same step
-            words = np.full(order.shape, "", dtype=object)
-            words[:, 0] = str(error)
-            return to_arrow({ERROR: words.reshape(-1)})
