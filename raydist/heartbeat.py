@@ -7,14 +7,16 @@ anything moved, the training thread's Python stack, and the last collectives tha
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import pickle
 import socket
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from raydist import storage
 from raydist.storage import join
 
 FOLDER = ".beats"
+_PLACE = struct.Struct("<qq16s")
+"""Step, moves and phase, as a rank's place file holds them."""
 
 
 @dataclass
@@ -32,6 +36,7 @@ class Progress:
     phase: str = "start"
     moves: int = 0
     since: float = field(default_factory=time.monotonic)
+    _shared: mmap.mmap | None = None
 
     def enter(self, phase: str, step: int | None = None) -> None:
         """The training thread is now in `phase` (of `step`)."""
@@ -39,6 +44,15 @@ class Progress:
         self.step = self.step if step is None else step
         self.moves += 1
         self.since = time.monotonic()
+        if self._shared is not None:
+            _PLACE.pack_into(self._shared, 0, self.step, self.moves, phase.encode()[:16])
+
+    def share(self, path: Path) -> None:
+        """Keep the place in a small mapped file too: it stays readable when this process is stopped between two beats."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_PLACE.pack(self.step, self.moves, self.phase.encode()[:16]))
+        with open(path, "r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), _PLACE.size)
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,8 @@ class Heart(threading.Thread):
         self.watched = threading.get_ident()
         self._over = threading.Event()
         self._count = 0
+        if storage.is_local(self.folder):
+            progress.share(storage.local_path(self.folder) / f"place-{rank}-{attempt}")
 
     def run(self) -> None:
         """Beat and watch until `stop`."""
@@ -130,8 +146,19 @@ def read_beats(root: str) -> dict[int, Beat]:
         if name.startswith("rank-"):
             found = read_json(join(folder, name))
             if found is not None:
-                beats[found["rank"]] = Beat(**found)
+                beats[found["rank"]] = _placed(Beat(**found), folder)
     return beats
+
+
+def _placed(beat: Beat, folder: str) -> Beat:
+    """The beat with the place that the rank's mapped file shows, if that is newer."""
+    if not storage.is_local(folder):
+        return beat
+    path = storage.local_path(folder) / f"place-{beat.rank}-{beat.attempt}"
+    if not path.is_file():
+        return beat
+    step, moves, phase = _PLACE.unpack(path.read_bytes())
+    return replace(beat, step=step, moves=moves, phase=phase.rstrip(b"\0").decode()) if moves > beat.moves else beat
 
 
 def read_json(uri: str) -> dict[str, Any] | None:

@@ -72,7 +72,7 @@ class Screen:
 
     def event(self, record: dict[str, Any]) -> None:
         kind = record.get("kind", "event")
-        if kind in ("start", "finish", "checkpoint", "resume", "position"):
+        if kind in ("start", "finish", "checkpoint", "resume", "worker_failed", "failed"):
             return
         rank = f" (rank {record['rank']})" if record.get("rank") is not None else ""
         self.say(f"{kind.replace('_', ' ')}{rank}: {record.get('reason', '')}".rstrip(": "))

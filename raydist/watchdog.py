@@ -58,11 +58,11 @@ class Watchdog:
                 self._beaten[rank] = (beat.count, now)
         if len(beats) < self.world_size:
             return None
-        if any(
-            now - moved < self.timeout * SLOW_PHASES.get(beats[rank].phase, 1.0) for rank, (_, moved) in self._moved.items()
-        ):
-            return None
+        still = min(now - moved for _, moved in self._moved.values())
         silent = {rank: now - at for rank, (_, at) in self._beaten.items() if now - at > self.timeout / 2}
+        patience = 1.0 if silent else max(SLOW_PHASES.get(beat.phase, 1.0) for beat in beats.values())
+        if still < self.timeout * patience:
+            return None
         return judge(list(beats.values()), silent)
 
     def order(self) -> dict[str, Any] | None:

@@ -98,6 +98,8 @@ def worker_failures(error: BaseException) -> dict[int, BaseException]:
 def words_of(error: BaseException) -> str:
     """The type and the first telling line of an error, without Ray's traceback."""
     cause = getattr(error, "cause", None) or error
+    if type(cause).__name__ in ("WorkerHealthCheckFailedError", "ActorDiedError", "ActorUnavailableError"):
+        return "its process ended without a word (killed, out of memory, or its node is gone)"
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     first = lines[0] if lines else ""
     return f"{type(cause).__name__}: {first}" if first else type(cause).__name__
