@@ -90,13 +90,13 @@ def test_the_pace_of_the_time_left_follows_the_last_lines() -> None:
 
 def test_events_say_what_happened_and_on_which_rank_and_routine_is_quiet() -> None:
     screen, stream = plain()
-    for kind in ("start", "finish", "checkpoint", "resume", "position"):
+    for kind in ("start", "finish", "checkpoint", "resume", "worker_failed", "failed"):
         screen.event({"kind": kind, "reason": "routine"})
-    screen.event({"kind": "worker_failed", "rank": 1, "reason": "CUDA error: [/] boom"})
+    screen.event({"kind": "bad_step", "rank": 1, "reason": "CUDA error: [/] boom"})
     screen.event({"kind": "note", "reason": "resuming with lr = 2, was 1"})
     screen.event({"kind": "warning", "rank": 0, "reason": "UserWarning: slow"})
     assert stream.getvalue().splitlines() == [
-        "worker failed (rank 1): CUDA error: [/] boom",
+        "bad step (rank 1): CUDA error: [/] boom",
         "note: resuming with lr = 2, was 1",
         "warning (rank 0): UserWarning: slow",
     ]
