@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig, load_config
+    from raydist.control import StepResult
     from raydist.errors import CheckpointError, ConfigError, DataError, Interrupted, RaydistError, TrainError
-    from raydist.loop import StepResult, fit
+    from raydist.loop import fit
     from raydist.task import Task
     from raydist.world import World
 
@@ -35,7 +36,7 @@ __all__ = [
 _HOME = {
     "JobConfig": "raydist.config",
     "load_config": "raydist.config",
-    "StepResult": "raydist.loop",
+    "StepResult": "raydist.control",
     "fit": "raydist.loop",
     "Task": "raydist.task",
     "World": "raydist.world",

@@ -29,7 +29,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what happens, on which rank, before which step, at which place, how often. `seconds` is for `hang` and `slow`."""
+    """One fault: what happens, on which rank, before which step, where, how often. `seconds` is for `hang` and `slow`."""
 
     kind: str
     rank: int

@@ -99,7 +99,7 @@ class Heart(threading.Thread):
         """Write one beat now."""
         self._count += 1
         stuck = time.monotonic() - self.progress.since
-        # the flight recorder's dump imports parts of torch; in the start phase that would race the training thread's own imports
+        # the flight recorder's dump imports parts of torch; in the start phase that would race the training thread
         still = stuck > 2 * self.every and self.progress.phase != "start"
         beat = Beat(
             rank=self.rank,

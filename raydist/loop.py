@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raydist.batching import padded_share
+from raydist.control import Control, Status, StepResult
 from raydist.data.source import EvalSource, Position, StepData, TrainSource
 from raydist.errors import DataError, TrainError
 from raydist.evaluation import evaluate
-from raydist.faults import Faults, poisoned
-from raydist.heartbeat import Progress
+from raydist.faults import poisoned
 from raydist.metrics import Clock, peak_memory_mb
+from raydist.milestones import due, is_best, stops_early
 from raydist.task import Task
 from raydist.trainer import Outcome, Trainer
 from raydist.world import World
@@ -24,59 +24,6 @@ from raydist.world import World
 if TYPE_CHECKING:
     from raydist.config import Interval, JobConfig
     from raydist.state import TrainState
-
-Status = Literal["running", "finished", "early_stop", "interrupted"]
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What the loop hands out at a boundary. Boundaries depend on the step number alone (or on a flag all ranks agreed on), so
-    every rank gets the same ones.
-
-    `metrics` is the line for metrics.jsonl, the same on every rank but for this rank's own times. With `checkpoint`, the
-    caller saves `state()` before it asks for the next result.
-    """
-
-    step: int
-    metrics: dict[str, Any]
-    state: Callable[[], TrainState]
-    log: bool = False
-    evaluated: bool = False
-    checkpoint: bool = False
-    status: Status = "running"
-    events: bool = False
-    """Some rank has events to collect: every rank takes part in gathering them."""
-
-
-@dataclass
-class Control:
-    """What the outside asks of a running loop, from any thread. The loop agrees on it with all ranks once a step."""
-
-    stop: str | None = None
-    """Why to stop at the next step boundary, with a checkpoint; None to go on."""
-    events: list[dict[str, Any]] = field(default_factory=list)
-    """Events of this rank that nobody has collected yet."""
-    progress: Progress = field(default_factory=Progress)
-    """Where the training thread is, for the watchdog."""
-    faults: Faults | None = None
-    """Faults to inject, in tests."""
-    reload: Callable[[], TrainState | None] | None = None
-    """Gives the newest good checkpoint, the same on every rank; every rank calls it. For `bad_step: rollback`."""
-    micro_size: int | None = None
-    """A micro-batch size to start below what the job asks, after an attempt that ran out of memory."""
-
-    def fault(self, where: str, step: int) -> None:
-        if self.faults is not None:
-            self.faults(where, step)
-
-    def event(self, kind: str, **fields: Any) -> None:
-        """Note an event of this rank; rank 0 writes it at the next boundary."""
-        self.events.append({"kind": kind, **fields})
-
-    def take(self) -> list[dict[str, Any]]:
-        """The events noted so far, once."""
-        taken, self.events = self.events, []
-        return taken
 
 
 def fit(
@@ -89,11 +36,11 @@ def fit(
     control: Control | None = None,
     data_state: dict[str, Any] | None = None,
 ) -> Iterator[StepResult]:
-    """Train until `epochs`, `max_steps` or an early stop, yielding a `StepResult` at each log, evaluation and checkpoint boundary.
+    """Train until `epochs`, `max_steps` or an early stop; yields a `StepResult` at each log, evaluation and checkpoint.
 
-    Every rank must run it, with its own `World` and its own sources over the same data, and take every result. `state` is where to
-    go on from; an interrupted run and its resume give the same steps as one that was not. Raises DataError when there are no rows,
-    TrainError when a step fails.
+    Every rank must run it, with its own `World` and its own sources over the same data, and take every result. `state` is where
+    to go on from; an interrupted run and its resume give the same steps as one that was not. Raises DataError when there are
+    no rows, TrainError when a step fails.
     """
     if train.rows_per_epoch == 0 or train.steps_per_epoch == 0:
         raise DataError(_no_steps(config, train))
@@ -108,8 +55,8 @@ def _no_steps(config: JobConfig, train: TrainSource) -> str:
     if train.rows_per_epoch == 0 and not config.data.train.drop_last:
         return f"data.train: no rows at all in {where}"
     return (
-        f"data.train: {where} has fewer rows than batch.global_size = {config.batch.global_size}, and drop_last leaves out the only "
-        "batch; lower batch.global_size or set drop_last: false"
+        f"data.train: {where} has fewer rows than batch.global_size = {config.batch.global_size}, and drop_last "
+        "leaves out the only batch; lower batch.global_size or set drop_last: false"
     )
 
 
@@ -141,9 +88,9 @@ class _Loop:
         self.saved_at = self.evaluated_at = self.logged_at = time.monotonic()
         self.position = Position()
         self.first = 0
-        trainer.fault = control.fault if control.faults is not None else None
+        trainer.passes.fault = control.fault if control.faults is not None else None
         if control.micro_size is not None:
-            trainer.micro_size = min(control.micro_size, trainer.micro_size or control.micro_size)
+            trainer.passes.micro_size = min(control.micro_size, trainer.passes.micro_size or control.micro_size)
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -186,8 +133,9 @@ class _Loop:
         try:
             return self.trainer.train_step(data)
         except torch.OutOfMemoryError:
-            size = self.trainer.micro_size or padded_share(data.global_rows, self.world.world_size)
-            self.control.micro_size = max(1, size // 2)  # for the next attempt: this one's collectives are out of step
+            self.control.micro_size = max(
+                1, self.trainer.passes.size(data) // 2
+            )  # for the next attempt: this one's collectives are out of step
             raise
 
     def _read(self, position: Position) -> Iterator[StepData]:
@@ -216,13 +164,13 @@ class _Loop:
         self.clock.rows += data.global_rows
         self.clock.data_wait += data.wait_s
         self.last_norm = outcome.grad_norm
-        for kind, reason in self.trainer.notes:
+        for kind, reason in self.trainer.passes.notes:
             if self.world.is_main:
                 self.control.event(kind, step=self.trainer.counters.step, reason=reason)
-        self.trainer.notes.clear()
+        self.trainer.passes.notes.clear()
 
     def _wishes(self) -> list[int]:
-        """What this rank wants of the coming step boundary: to stop, and (rank 0's clock) to save, evaluate or log by minutes."""
+        """What this rank wants of the coming boundary: to stop, and (rank 0's clock) to save, evaluate or log by minutes."""
         now = time.monotonic()
         return [
             int(self.control.stop is not None),
@@ -243,19 +191,19 @@ class _Loop:
         step = self.trainer.counters.step
         status: Status = "interrupted" if stop else "finished" if self._over(self.position) else "running"
         done = status == "finished"
-        evaluating = self.evaluation is not None and (eval_now or done or _due(self.config.train.eval_every, step, data))
+        evaluating = self.evaluation is not None and (eval_now or done or due(self.config.train.eval_every, step, data))
         if stop and not done:
             evaluating = False
-        logging = bool(log_now or done or evaluating or _due(self.config.train.log_every, step, data))
-        saving = bool(save_now or done or stop or _due(self.config.checkpoint.every, step, data))
+        logging = bool(log_now or done or evaluating or due(self.config.train.log_every, step, data))
+        saving = bool(save_now or done or stop or due(self.config.checkpoint.every, step, data))
         if not (logging or saving or stop or events):
             return None
         line = self._line(data, logging)
         if evaluating:
             line.update(self._evaluate(step))
-            if self._early_stop(line) and status == "running":
+            if stops_early(self.config.train.early_stop, line, self.trainer) and status == "running":
                 status, saving = "early_stop", True
-            saving = self._best(line) or saving
+            saving = is_best(self.config.checkpoint.best, line, self.trainer) or saving
         if saving:
             self.saved_at = time.monotonic()
             self.trainer.share_buffers()
@@ -291,34 +239,6 @@ class _Loop:
         trainer.schedule.observe(values)
         return {**values, "eval_s": time.perf_counter() - began}
 
-    def _best(self, line: dict[str, Any]) -> bool:
-        """Whether this evaluation is the best so far by `checkpoint.best`: then it is remembered, and worth a checkpoint."""
-        best = self.config.checkpoint.best
-        if best is None:
-            return False
-        value = line.get(best.metric)
-        if value is None:
-            raise TrainError(f"checkpoint.best.metric: {best.metric!r} is not measured; there is {', '.join(sorted(line))}")
-        if not _better(value, None if self.trainer.best is None else self.trainer.best["value"], best.mode, 0.0):
-            return False
-        self.trainer.best = {"step": line["step"], "metric": best.metric, "value": value}
-        return True
-
-    def _early_stop(self, line: dict[str, Any]) -> bool:
-        rule = self.config.train.early_stop
-        if rule is None:
-            return False
-        value = line.get(rule.metric)
-        if value is None:
-            raise TrainError(f"train.early_stop.metric: {rule.metric!r} is not measured; there is {', '.join(sorted(line))}")
-        seen = self.trainer.extra.get("early_stop", {"best": None, "waited": 0})
-        if _better(value, seen["best"], rule.mode, rule.min_delta):
-            seen = {"best": value, "waited": 0}
-        else:
-            seen = {"best": seen["best"], "waited": seen["waited"] + 1}
-        self.trainer.extra["early_stop"] = seen
-        return bool(seen["waited"] >= rule.patience)
-
     def _bad(self, data: StepData, outcome: Outcome) -> None:
         """What `failure.bad_step` says about a step whose loss or gradient is not finite. Every rank must call it."""
         step, failure = self.trainer.counters.step, self.config.failure
@@ -328,7 +248,8 @@ class _Loop:
             raise TrainError(f"{message}. Mend these rows, lower optimizer.lr, or set failure.bad_step: skip or rollback")
         if self.trainer.counters.bad_in_a_row > failure.max_bad_steps:
             raise TrainError(
-                f"{message}; it is bad step {self.trainer.counters.bad_in_a_row} in a row, and failure.max_bad_steps is {failure.max_bad_steps}"
+                f"{message}; it is bad step {self.trainer.counters.bad_in_a_row} in a row, "
+                f"and failure.max_bad_steps is {failure.max_bad_steps}"
             )
         done = "skipped on all ranks"
         if failure.bad_step == "rollback" and self.control.reload is not None:
@@ -351,7 +272,8 @@ class _Loop:
         norm = f"the gradient norm is {outcome.grad_norm}"
         return (
             None,
-            f"{norm} in global batch {data.index} of epoch {data.epoch}, though every rank's own gradient is finite: it overflowed in the sum",
+            f"{norm} in global batch {data.index} of epoch {data.epoch}, though every rank's own gradient is finite: "
+            "it overflowed in the sum",
         )
 
     def _result(
@@ -378,21 +300,3 @@ class _Loop:
 
 def _after(data: StepData) -> Position:
     return Position(data.epoch + 1, 0) if data.last_in_epoch else Position(data.epoch, data.index + 1)
-
-
-def _due(interval: Interval | None, step: int, data: StepData) -> bool:
-    if interval is None:
-        return False
-    if interval.steps is not None:
-        return step % interval.steps == 0
-    if interval.epochs is not None:
-        return data.last_in_epoch and (data.epoch + 1) % interval.epochs == 0
-    return False
-
-
-def _better(value: float, best: float | None, mode: str, min_delta: float) -> bool:
-    if value != value:
-        return False
-    if best is None:
-        return True
-    return value < best - min_delta if mode == "min" else value > best + min_delta

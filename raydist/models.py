@@ -29,7 +29,7 @@ class MLP(nn.Sequential):
 
 
 class SmallCNN(nn.Module):
-    """Three convolutions with BatchNorm for grey 8×8 images: 64 values a row, in any of `(N, 64)`, `(N, 8, 8)`, `(N, 1, 8, 8)`.
+    """Three convolutions with BatchNorm for grey 8×8 images: 64 values a row, as `(N, 64)`, `(N, 8, 8)` or `(N, 1, 8, 8)`.
 
     Gives logits `(N, classes)`. `width` is the number of channels of the first convolution; the others have twice as many.
     """

@@ -151,10 +151,11 @@ def _who(beat: Beat) -> str:
 
 def _silence(beat: Beat, seconds: float) -> str:
     if is_stopped(beat):
-        return f"{_who(beat)} is stopped (SIGSTOP, a debugger or a frozen container), last seen in phase {beat.phase} {seconds:.0f} s ago"
+        seen = f"last seen in phase {beat.phase} {seconds:.0f} s ago"
+        return f"{_who(beat)} is stopped (SIGSTOP, a debugger or a frozen container), {seen}"
     return (
-        f"{_who(beat)} runs no Python since {seconds:.0f} s, last seen in phase {beat.phase}: it is stopped, sits in native code that "
-        "holds the interpreter lock, or its machine hangs"
+        f"{_who(beat)} runs no Python since {seconds:.0f} s, last seen in phase {beat.phase}: it is stopped, "
+        "sits in native code that holds the interpreter lock, or its machine hangs"
     )
 
 
@@ -184,7 +185,7 @@ def odd_one(beats: list[Beat]) -> Beat:
     places = Counter(_place(beat) for beat in beats)
     least = min(places.values())
     odd = [beat for beat in beats if places[_place(beat)] == least]
-    return max(odd, key=lambda beat: (beat.step < max(b.step for b in beats), _user_frames(beat), -beat.rank))
+    return max(odd, key=lambda beat: (not _in_training(beat), beat.step < max(b.step for b in beats), -beat.rank))
 
 
 def _place(beat: Beat) -> str:
@@ -192,10 +193,9 @@ def _place(beat: Beat) -> str:
     return own[-1] if own else ""
 
 
-def _user_frames(beat: Beat) -> int:
-    """Frames between raydist's loop and torch: where a collective of the user's own would be."""
-    lines = [line for line in beat.stack if not line.startswith("torch/")]
-    return 0 if not lines or "raydist/" in lines[-1] else 1
+def _in_training(beat: Beat) -> bool:
+    """Whether the rank waits where every step waits: in the backward, or where raydist agrees with the other ranks."""
+    return _place(beat).split(":")[0].endswith(("raydist/precision.py", "raydist/world.py", "raydist/passes.py"))
 
 
 def _at(beat: Beat) -> str:

@@ -32,7 +32,7 @@ def line(xs: list[float]) -> TensorDataset:
 
 
 def lin_job(xs: list[float], global_size: int, **changes: Any) -> dict[str, Any]:
-    """A job file's content: LIN on `line(xs)`, mean squared error, plain SGD at 0.1. `changes` replace whole sections or `a__b` keys."""
+    """A job file's content: LIN on `line(xs)`, MSE, plain SGD at 0.1. `changes` replace whole sections or `a__b` keys."""
     job: dict[str, Any] = {
         "name": "lin",
         "task": {"model": {"target": "tests.support:Lin"}, "loss": {"target": "torch.nn.functional:mse_loss"}},
@@ -92,7 +92,7 @@ class RankError(AssertionError):
 
 
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
-    """`function(*args)` in `world_size` processes with torchrun's environment; results in rank order, RankError if any failed."""
+    """`function(*args)` in `world_size` processes with torchrun's environment; results by rank, RankError if any failed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "raydist.loop", "tests.support"])
     results = context.Queue()
@@ -137,7 +137,8 @@ def train_here(job: dict[str, Any], state: Any = None, stop_after: int | None = 
     """
     from raydist.config import parse_config
     from raydist.data.torch_data import TorchEval, TorchSource, build_dataset
-    from raydist.loop import Control, fit
+    from raydist.control import Control
+    from raydist.loop import fit
     from raydist.task import build_task
     from raydist.world import from_env
 

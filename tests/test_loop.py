@@ -70,9 +70,9 @@ def test_the_logged_loss_is_the_mean_over_the_rows_of_all_ranks(world_size: int)
 
 
 def test_no_rows_at_all_is_an_error_that_says_so() -> None:
-    with pytest.raises(DataError, match="no rows at all in tests.support:line"):
+    with pytest.raises(DataError, match=r"no rows at all in tests\.support:line"):
         train_here(lin_job([], 4))
-    with pytest.raises(DataError, match="fewer rows than batch.global_size = 4, and drop_last"):
+    with pytest.raises(DataError, match=r"fewer rows than batch\.global_size = 4, and drop_last"):
         train_here(lin_job([1], 4, data__train__drop_last=True))
 
 

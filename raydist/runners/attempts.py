@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from raydist import storage
 from raydist.errors import ConfigError, Interrupted, TrainError
 from raydist.heartbeat import read_beats
+from raydist.keeper import Attempt
 from raydist.rundir import RunDir
 from raydist.runners.cluster import Cluster
 from raydist.runners.failures import Failure, failure_of
 from raydist.runners.local import show
 from raydist.screen import Screen
 from raydist.start import Start
-from raydist.work import Attempt, failed
+from raydist.work import failed
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
@@ -104,7 +105,7 @@ class Attempts:
         self.view = View(self.start, self.screen)
 
     def run(self) -> dict[str, Any]:
-        """The summary of the finished run. Raises Interrupted after a stop, the failure's own error when restarts are used up."""
+        """The summary of the finished run. Raises Interrupted after a stop, the failure's error when restarts are used up."""
         workers = self.cluster.fit_workers(self.config)
         while True:
             attempt = Attempt(self.start, self.number, self.micro_size, self.restarts, reached=self.reached)

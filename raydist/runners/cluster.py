@@ -119,7 +119,7 @@ def quiet(verbose: bool) -> None:
 
 @contextmanager
 def connect(config: JobConfig, address: str | None, verbose: bool) -> Iterator[Cluster]:
-    """A connection to the cluster at `address` (left as it was), the one this process has, or a local one that ends with the job."""
+    """The cluster at `address` (left as it was), the one this process has, or a local one that ends with the job."""
     import ray
 
     level = logging.INFO if verbose else logging.ERROR

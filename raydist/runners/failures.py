@@ -13,7 +13,7 @@ from raydist.watchdog import verdict_of
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
-    from raydist.work import Attempt
+    from raydist.keeper import Attempt
 
 _SAME_AGAIN = {kind.__name__: kind for kind in (CheckpointError, ConfigError, DataError, TrainError)}
 """raydist's own errors follow from the job and its data: the same attempt would end the same way."""

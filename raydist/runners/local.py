@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from raydist.control import Control
 from raydist.errors import ConfigError, Interrupted, RaydistError
-from raydist.loop import Control
+from raydist.keeper import Attempt
 from raydist.screen import Screen
 from raydist.start import Start, locked, prepare, run_root
 from raydist.watchdog import flight_recorder
-from raydist.work import Attempt, failed, work
+from raydist.work import failed, work
 from raydist.world import World, from_env
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from raydist import storage
 from raydist.errors import RaydistError
+from raydist.keeper import Attempt
 from raydist.rundir import RunDir
 from raydist.runners.attempts import Attempts, StopFile
 from raydist.runners.cluster import connect, gpus_per_worker, quiet
 from raydist.runners.local import stop_on_signals
 from raydist.screen import Screen
 from raydist.start import locked, prepare, run_root
-from raydist.work import Attempt
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
@@ -34,8 +34,8 @@ def train_ray(
 ) -> dict[str, Any]:
     """Train on the cluster at `address`, or on a local one that lives as long as this call. Returns the summary.
 
-    Raises ConfigError when the cluster cannot hold the workers, Interrupted after a stop with a checkpoint, TrainError with the first
-    failing rank's own error when restarts are used up.
+    Raises ConfigError when the cluster cannot hold the workers, Interrupted after a stop with a checkpoint, TrainError with the
+    first failing rank's own error when restarts are used up.
     """
     screen = screen or Screen()
     quiet(verbose)
@@ -81,7 +81,7 @@ def train_on_worker(payload: dict[str, Any]) -> None:
     import torch
     from ray.train.torch import get_device
 
-    from raydist.loop import Control
+    from raydist.control import Control
     from raydist.work import work
     from raydist.world import from_env
 
@@ -99,7 +99,7 @@ def train_on_worker(payload: dict[str, Any]) -> None:
 
 
 def tell_failure(run: RunDir, rank: int, control: Any, error: BaseException) -> None:
-    """Write this rank's error, and the events nobody has collected, while the process can. On an object store only Ray tells."""
+    """Write this rank's error and its uncollected events while the process can. On an object store only Ray tells."""
     if not storage.is_local(run.root):
         return
     for event in control.take():

@@ -1,0 +1,230 @@
+"""Keeps a run's folder while it trains: where to go on from, metrics, events, checkpoints, the summary.
+
+Rank 0 writes; all ranks make the same calls, because some of them agree on things.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from raydist import faults
+from raydist.checkpoint import load, load_latest
+from raydist.control import Control, StepResult
+from raydist.data.job import Sources
+from raydist.errors import CheckpointError, RaydistError
+from raydist.manifest import folder_name
+from raydist.rundir import RunDir
+from raydist.saver import Saver
+from raydist.start import Start
+from raydist.state import TrainState
+from raydist.storage import join
+from raydist.world import World
+
+if TYPE_CHECKING:
+    from raydist.config import JobConfig
+
+Listener = Callable[[str, dict[str, Any]], None]
+"""Called on rank 0 with ("line" | "event" | "started", record)."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the workers. `number` is 0 for the first of this invocation, and counts restarts from there."""
+
+    start: Start
+    number: int = 0
+    micro_size: int | None = None
+    """A micro-batch size that an earlier attempt found to fit no more; this one starts below."""
+    restarts: int = 0
+    """Attempts before this one that failed; resizes do not count."""
+    faults: str | None = field(default_factory=lambda: os.environ.get(faults.VARIABLE))
+    """Faults to inject (`raydist.faults`), as the process that the user started has them in its environment."""
+    reached: int = 0
+    """The last step that an earlier attempt is known to have trained."""
+
+    @property
+    def key(self) -> str:
+        """Names this attempt among all of the run's folder."""
+        return f"{self.start.began:.3f}-{self.number}"
+
+
+class Keeper:
+    """Keeps the run's folder: metrics, events, checkpoints, summary. Only rank 0 writes; all ranks make the same calls."""
+
+    def __init__(self, config: JobConfig, world: World, attempt: Attempt, control: Control, listen: Listener | None) -> None:
+        self.config, self.world, self.attempt, self.control = config, world, attempt, control
+        self.listen = listen or (lambda kind, record: None)
+        self.run = RunDir(attempt.start.root)
+        self.saver: Saver | None = None
+        self.last: StepResult | None = None
+        self.evaluated: dict[str, Any] = {}
+        self.trained: dict[str, Any] = {}
+
+    # -- going on ---------------------------------------------------------------------------------------------------
+
+    def resume(self) -> TrainState | None:
+        """The state to go on from: of this run, or at first of where the user pointed. Every rank must call it."""
+        first, asked = self.attempt.number == 0, self.attempt.start.resume
+        if first and asked is None:
+            return None
+        folders = [self.run.checkpoints] if asked in (None, "auto") else [self.run.checkpoints, str(asked)]
+        return self._agreed(*(folders[-1:] if first else folders))
+
+    def _agreed(self, *folders: str) -> TrainState | None:
+        """The newest good state of the first folder that has one: rank 0 picks, the others load its pick."""
+        picked: tuple[str, TrainState] | None = None
+        problem: RaydistError | None = None
+        if self.world.is_main:
+            try:
+                picked = next((found for folder in folders if (found := self._pick(folder)) is not None), None)
+            except RaydistError as error:
+                problem = error
+        where, words = self.world.broadcast((None if picked is None else picked[0], None if problem is None else str(problem)))
+        if problem is not None:
+            raise problem
+        if words is not None:
+            raise CheckpointError(words)
+        if where is None:
+            return None
+        return picked[1] if picked is not None else load(where)[0]
+
+    def newest(self) -> TrainState | None:
+        """The newest good checkpoint of this run, after saves under way are done. Every rank must call it."""
+        if self.saver is not None:
+            self.saver.wait()
+        return self._agreed(self.run.checkpoints)
+
+    def _pick(self, folder: str) -> tuple[str, TrainState] | None:
+        def warn(message: str) -> None:
+            self.event("bad_checkpoint", reason=message)
+
+        if folder.rstrip("/").rpartition("/")[2].startswith("step-"):
+            return folder, load(folder)[0]
+        found = load_latest(folder, warn)
+        return None if found is None else (join(folder, folder_name(found[1]["step"])), found[0])
+
+    def started(self, state: TrainState | None, total: int | None, sources: Sources) -> None:
+        step = 0 if state is None else int(state.counters["step"])
+        if not self.world.is_main:
+            return
+        known = self.run.read_metrics()
+        lost = max(0, self._reached(known) - step)
+        own = [line for line in known if line["step"] <= step]
+        for line in own:
+            self._remember(line)
+        self.run.truncate_metrics(step)
+        kind = "restart" if self.attempt.number else "start" if state is None else "resume"
+        reason = f"from step {step}" if state is not None else "from scratch"
+        if lost:
+            reason += f"; {lost} steps are done again"
+        self.event(
+            kind,
+            step=step,
+            reason=reason,
+            total_steps=total,
+            world_size=self.world.world_size,
+            lost_steps=lost,
+            attempt=self.attempt.number,
+        )
+        for note in [*(self.attempt.start.notes if not self.attempt.number else []), *sources.notes]:
+            self.event("note", reason=note)
+        self.listen("started", {"step": step, "total": total})
+        checkpoint = self.config.checkpoint
+        self.saver = Saver(
+            self.run.checkpoints,
+            keep=checkpoint.keep,
+            best=checkpoint.best,
+            asynchronous=checkpoint.asynchronous,
+            on_event=lambda kind, **fields: self.event(kind, **fields),
+        )
+
+    def _reached(self, known: list[dict[str, Any]]) -> int:
+        """The last step that was trained before this start, as far as the metrics and the beats of rank 0 tell."""
+        logged = int(known[-1]["step"]) if known else 0
+        beat = self.attempt.reached
+        return max(logged, beat)
+
+    # -- while it runs ----------------------------------------------------------------------------------------------
+
+    def take(self, result: StepResult) -> None:
+        """Write what a result says. Every rank must call it with every result."""
+        self.last = result
+        if result.events:
+            for rank, events in enumerate(self.world.gather(self.control.take())):
+                if self.world.is_main:
+                    for event in events:
+                        self.event(event.pop("kind"), **{"rank": rank, **event})
+        if result.log:
+            self._remember(result.metrics)
+            if self.world.is_main:
+                self.run.append_metrics(result.metrics)
+                self.listen("line", result.metrics)
+        if result.checkpoint:
+            state = result.state()
+            if self.saver is not None:
+                self.saver.save(state, result.step, self.evaluated_at(result))
+        if result.status != "running" and self.saver is not None:
+            self.saver.wait()
+            if self.saver.failure is not None:
+                raise CheckpointError(f"the last checkpoint, of step {result.step}, could not be saved: {self.saver.failure}")
+
+    def evaluated_at(self, result: StepResult) -> dict[str, Any]:
+        return {k: v for k, v in result.metrics.items() if isinstance(v, (int, float))}
+
+    def _remember(self, line: dict[str, Any]) -> None:
+        if line.get("train_loss") is not None:
+            self.trained = {"train_loss": line["train_loss"]}
+        if "eval_loss" in line:
+            self.evaluated = {k: v for k, v in line.items() if k.startswith("eval_") and k != "eval_s"}
+
+    def event(self, kind: str, **fields: Any) -> None:
+        if self.world.is_main:
+            self.run.append_event(kind, **fields)
+            self.listen("event", {"kind": kind, **fields})
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> dict[str, Any]:
+        assert self.last is not None
+        state = self.last.state()
+        status = "interrupted" if self.last.status == "interrupted" else "finished"
+        reason = self.control.stop if status == "interrupted" else "early stop" if self.last.status == "early_stop" else None
+        summary = {
+            "name": self.config.name,
+            "status": status,
+            "reason": reason,
+            "steps": state.counters["step"],
+            "applied": state.counters["applied"],
+            "skipped": state.counters["skipped"],
+            "rows_seen": state.counters["rows_seen"],
+            "epochs": state.position["epoch"],
+            "metrics": {**self.trained, **self.evaluated},
+            "best": state.best,
+            "workers": self.world.world_size,
+            "restarts": self.attempt.restarts,
+            "lost_steps": self._lost() if self.world.is_main else 0,
+            "seconds": time.time() - self.attempt.start.began,
+            "run": self.attempt.start.root,
+        }
+        if self.world.is_main:
+            self.event("finish", step=summary["steps"], reason=status)
+            self.run.write_summary(summary)
+            self.run.flush()
+        return summary
+
+    def _lost(self) -> int:
+        """Steps that were trained twice in this invocation, because a failure came before they were saved."""
+        since = self.attempt.start.began
+        starts = [e for e in self.run.read_events() if e["kind"] in ("start", "restart", "resume")]
+        return sum(e["lost_steps"] for e in starts if datetime.fromisoformat(e["time"]).timestamp() >= since - 0.01)
+
+    def close(self) -> None:
+        if self.saver is not None:
+            self.saver.close()
+        if self.world.is_main:
+            self.run.flush()
