@@ -8,12 +8,14 @@ epoch_s     from the request (files not yet listed) to the last row of one epoch
 first_s     from the request to the first batch on every rank
 rows_s      rows per second after the first batch
 cpu_s       CPU seconds of all processes: what reading costs, and a figure that a busy machine disturbs less
-peak_mb     highest memory of all processes above what they held before (proportional set size, shared memory included)
+peak_mb     highest memory of all processes (proportional set size, shared memory included) above the idle level after the
+            first turn, in which each contender runs once uncounted
 
 Ray's default is what Ray Train does with `datasets=`: `read_parquet(...).streaming_split(ranks, equal=True)`, then
 `iter_torch_batches`; once as it is and once with a local shuffle buffer of 8 global batches. It keeps no order over world sizes
-and drops up to ranks - 1 rows. The DataLoader has one worker process a rank, which shuffles row groups and the rows of
-each. raydist's numbers are for `shuffle: true`. Beside them: time to raydist's first batch when resuming at 1, 50 and 99 %.
+and drops up to ranks - 1 rows. The DataLoader has one worker process a rank, which shuffles row groups and the rows of each, and
+passes its 64 features as one tensor (65 tensors a batch take it ten times as long). raydist runs with `shuffle: true`; `direct`
+means that each rank reads all files itself. Last comes the time to raydist's first batch when resuming at 1, 50 and 99 %.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ FEATURES = 64
 FILES = 8
 ROW_GROUP = 32_768
 SHUFFLE_BATCHES = 8
+SETTLE_S = 3.0
 CONTENDERS = ("raydist", "raydist-direct", "ray", "ray-shuffle", "dataloader")
 
 
@@ -156,9 +159,13 @@ class Files(IterableDataset):  # type: ignore[misc]
             path, group = groups[at]
             table = pq.ParquetFile(path).read_row_group(group)
             order = rng.permutation(table.num_rows)
-            columns = {name: table[name].to_numpy()[order] for name in table.column_names}
+            ids = table["id"].to_numpy()[order]
+            features = np.stack([table[name].to_numpy() for name in table.column_names[:FEATURES]], axis=1)[order]
             for low in range(0, table.num_rows, self.size):
-                yield {name: torch.from_numpy(values[low : low + self.size]) for name, values in columns.items()}
+                yield {
+                    "features": torch.from_numpy(features[low : low + self.size]),
+                    "id": torch.from_numpy(ids[low : low + self.size]),
+                }
 
 
 def family(root: int) -> dict[int, float]:
@@ -180,16 +187,16 @@ def family(root: int) -> dict[int, float]:
 
 
 class Watch:
-    """Memory (MB above the level at the start, highest) and CPU seconds of this process and its children, sampled."""
+    """Memory (MB above `base`, highest) and CPU seconds of this process and its children, sampled."""
 
-    def __init__(self, root: int) -> None:
-        self.root, self.peak, self.base = root, 0.0, 0.0
+    def __init__(self, root: int, base: float = 0.0) -> None:
+        self.root, self.peak, self.base = root, 0.0, base
         self.cpu: dict[int, tuple[float, float]] = {}
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Watch:
-        self.base = self.now()
+        self.now()
         self.cpu = {pid: (spent, spent) for pid, (_, spent) in self.cpu.items()}
         self.thread.start()
         return self
@@ -223,10 +230,13 @@ class Watch:
             self.peak = max(self.peak, self.now())
 
 
-def run_one(name: str, folder: Path, readers: list[Any], batch: int, run: str, at: float | None = None) -> dict[str, float]:
+def run_one(
+    name: str, folder: Path, readers: list[Any], batch: int, run: str, base: float, at: float | None = None
+) -> dict[str, float]:
     import ray
 
-    with Watch(os.getpid()) as watch:
+    time.sleep(SETTLE_S)
+    with Watch(os.getpid(), base) as watch:
         began = time.time()
         given: list[Any] = [None] * len(readers)
         if name in ("ray", "ray-shuffle"):
@@ -252,11 +262,15 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     make = ray.remote(num_cpus=1)(Reader)
     readers = [make.remote(rank, options.ranks, hub) for rank in range(options.ranks)]
     ray.get([reader.warm.remote() for reader in readers])
+    base = 0.0
     names = options.contenders.split(",")
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
     for repeat in range(-1, options.repeats):  # the first turn starts Ray's worker processes and fills the page cache
+        if repeat == 0:
+            time.sleep(SETTLE_S)
+            base = Watch(os.getpid()).now()
         for name in names:
-            result = run_one(name, folder, readers, options.global_size, f"{name}-{repeat}")
+            result = run_one(name, folder, readers, options.global_size, f"{name}-{repeat}", base)
             if name.startswith("raydist"):
                 assert result["rows"] == options.rows and result["sum"] == options.rows * (options.rows - 1) // 2, result
             if repeat >= 0:
@@ -271,7 +285,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for repeat in range(options.repeats):
         for at in resume:
             resume[at].append(
-                run_one("raydist", folder, readers, options.global_size, f"resume-{at}-{repeat}", float(at))["first_s"]
+                run_one("raydist", folder, readers, options.global_size, f"resume-{at}-{repeat}", base, float(at))["first_s"]
             )
     return {
         "rows": options.rows, "features": FEATURES, "ranks": options.ranks, "global_size": options.global_size,
