@@ -15,7 +15,8 @@ Ray's default is what Ray Train does with `datasets=`: `read_parquet(...).stream
 `iter_torch_batches`; once as it is and once with a local shuffle buffer of 8 global batches. It keeps no order over world sizes
 and drops up to ranks - 1 rows. The DataLoader has one worker process a rank, which shuffles row groups and the rows of each,
 and passes its 64 features as one tensor (65 tensors a batch take it ten times as long). raydist runs with `shuffle: true`;
-`direct` means that each rank reads all files itself. Last comes the time to raydist's first batch when resuming at 1, 50 and 99 %.
+`direct` means that each rank reads all files itself. Last comes the time to raydist's first batch when resuming
+at 1, 50 and 99 %.
 """
 
 from __future__ import annotations
