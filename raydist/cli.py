@@ -89,9 +89,12 @@ def export(
 
 
 def load(job: Path, overrides: list[str] | None) -> JobConfig:
-    """The job file with overrides."""
+    """The job file with overrides. Modules in the current folder and beside the job file can be imported, as by `python -m`."""
     from raydist.config import load_config
 
+    for folder in (str(Path.cwd()), str(job.expanduser().absolute().parent)):
+        if folder not in sys.path:
+            sys.path.append(folder)
     return load_config(job, overrides or ())
 
 

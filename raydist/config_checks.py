@@ -51,7 +51,7 @@ def task_fits_data(task: TaskConfig, data: DataConfig) -> Found:
 def eval_keeps_every_row(data: DataConfig) -> Found:
     """An evaluation scores each row once."""
     if data.eval is not None:
-        for key in ("shuffle", "drop_last"):
+        for key in ("shuffle", "drop_last", "sampler"):
             if data.eval.is_set(key):
                 yield f"data.eval.{key}", "only for data.train; an evaluation scores each row once, in order"
 

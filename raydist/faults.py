@@ -1,22 +1,30 @@
 """Faults on purpose, at a named rank and step, for tests and `make chaos`. Off unless RAYDIST_FAULTS is set.
 
 RAYDIST_FAULTS is a JSON list of `{"kind": …, "rank": r, "step": k, "where": …, "times": n}`. `step` is the step about to be
-trained (from 1). Each fires `times` times (1) over all restarts of a run: a marker file in the run's folder counts.
+trained (from 1), or the one just trained where it is `evaluation` or `checkpoint`. Each fires `times` times (1) over all
+restarts of a run: a marker file in the run's folder counts, and its time is the time of the fault.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-KINDS = ("kill", "stop", "exit", "exception", "hang", "slow", "collective", "oom", "nan")
+from raydist import commit
+
+KINDS = (
+    "kill", "stop", "exit", "exception", "hang", "slow", "collective", "oom", "nan", "disk_full", "slow_storage", "corrupt",
+)  # fmt: skip
 PLACES = ("step", "data", "evaluation", "checkpoint")
 VARIABLE = "RAYDIST_FAULTS"
 
@@ -29,7 +37,11 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what happens, on which rank, before which step, where, how often. `seconds` is for `hang` and `slow`."""
+    """One fault: what happens, on which rank, before which step, where, how often.
+
+    `seconds` is for `hang`, `slow` and `slow_storage`. `after` seconds is for `kill` and `stop`: the signal comes that much
+    later, wherever training then is. `disk_full` and `slow_storage` meet the next checkpoint that is written.
+    """
 
     kind: str
     rank: int
@@ -37,6 +49,7 @@ class Fault:
     where: str = "step"
     times: int = 1
     seconds: float = 3600.0
+    after: float = 0.0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS or self.where not in PLACES:
@@ -72,7 +85,11 @@ class Faults:
 
     def _happen(self, fault: Fault) -> None:
         if fault.kind in ("kill", "stop"):
-            os.kill(os.getpid(), signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP)
+            number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+            if fault.after:
+                _later(fault.after, lambda: os.kill(os.getpid(), number))
+            else:
+                os.kill(os.getpid(), number)
         elif fault.kind == "exit":
             os._exit(17)
         elif fault.kind == "exception":
@@ -85,6 +102,46 @@ class Faults:
             raise torch.OutOfMemoryError("injected: out of memory")
         elif fault.kind == "nan":
             self.poison = True
+        elif fault.kind == "disk_full":
+            _before_next_write(_no_space)
+        elif fault.kind == "slow_storage":
+            _before_next_write(lambda: time.sleep(fault.seconds))
+        elif fault.kind == "corrupt":
+            corrupt_newest(self.marks.parent / "checkpoints")
+
+
+def _later(seconds: float, happen: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, happen)
+    timer.daemon = True
+    timer.start()
+
+
+def _before_next_write(happen: Callable[[], None]) -> None:
+    """Let something happen where the next checkpoint's files are written, in whichever thread does it."""
+    module: Any = commit
+    write_files = module.write_files
+
+    def once(folder: Path, packed: Any) -> Any:
+        module.write_files = write_files
+        happen()
+        return write_files(folder, packed)
+
+    module.write_files = once
+
+
+def _no_space() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def corrupt_newest(checkpoints: Path) -> Path:
+    """Flip one bit in the weights of the newest checkpoint, in place; returns the file."""
+    path = max(checkpoints.glob("step-*")) / "model.safetensors"
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    return path
 
 
 def poisoned(batch: Any) -> Any:

@@ -18,7 +18,7 @@ from raydist.precision import Precision
 from raydist.randomness import seed_all
 from raydist.strategy import Spread, check_used
 from raydist.task import Task, checked_loss, slice_rows, to_device
-from raydist.world import World
+from raydist.world import World, is_broken_link
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
@@ -69,17 +69,23 @@ class Passes:
         return self.micro_size or padded_share(data.global_rows, self.world.world_size)
 
     def loss(self, model: nn.Module, batch: Any, step: int) -> torch.Tensor:
-        """The task's loss under autocast; its own errors come back with the step and the shapes that went in."""
+        """The task's loss under autocast; what it raises comes back with the step and the shapes that went in.
+
+        Before the first step has gone well, an error is taken for a mistake in the job (TrainError, which no restart mends).
+        """
         try:
             with self.precision.forward():
                 return checked_loss(self.task.loss(model, batch), step)
-        except (RaydistError, torch.OutOfMemoryError):
+        except (RaydistError, torch.OutOfMemoryError, torch.distributed.DistError):
             raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            raise TrainError(
-                f"rank {self.world.rank}, step {step}: the model or loss failed on a batch of {describe(batch)}: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+        except Exception as error:
+            if is_broken_link(str(error)):  # a forward may talk to other ranks (buffers, SyncBatchNorm)
+                raise
+            words = f"rank {self.world.rank}, step {step}: the model or loss failed on a batch of {describe(batch)}"
+            if self._fits == 0:
+                raise TrainError(f"{words}: {type(error).__name__}: {error}") from error
+            error.add_note(words)
+            raise
 
     def _seed(self, done: int) -> None:
         """The random numbers of step `done + 1` on this rank, whatever was drawn before."""

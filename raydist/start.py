@@ -29,6 +29,8 @@ HARMLESS = (
     "failure.",
     "train.log_every",
     "train.eval_every",
+    "data.train.engine",
+    "data.eval.engine",
     "data.train.loader",
     "data.eval.loader",
 )

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from raydist.config import JobConfig
 
 
+_RATES = ("params", "lr", "initial_lr")
+"""What an optimizer's group keeps from a checkpoint; everything else is a setting of the job file."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What one step did. `grad_norm` is the global norm before clipping; inf or nan when the step was not applied."""
@@ -164,7 +168,11 @@ class Trainer:
         """Become what `state` says, and return where the data goes on. Raises CheckpointError when the model is another one."""
         check_model_matches(self.module.state_dict(), state.model)
         self.module.load_state_dict(state.model)
+        options = [{k: v for k, v in group.items() if k not in _RATES} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state.optimizer)
+        if self.config.schedule.target is None:  # a schedule of the user's own may move more than the rate
+            for group, now in zip(self.optimizer.param_groups, options, strict=True):
+                group.update(now)  # what the job file says now, not what it said then
         self.schedule.load_state_dict(state.schedule)
         self.precision.load_state_dict(state.scaler)
         if self.ema is not None:

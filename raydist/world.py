@@ -158,6 +158,14 @@ def _pick_device(local_rank: int, backend: str) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+_BROKEN_LINK = ("closed by peer", "reset by peer", "Broken pipe", "gloo/transport", "NCCL communicator", "ncclRemoteError")
+
+
+def is_broken_link(words: str) -> bool:
+    """Whether an error only says that another rank went away, as gloo and NCCL put it."""
+    return any(part in words for part in _BROKEN_LINK)
+
+
 def checksum(tensor: torch.Tensor) -> tuple[int, int]:
     """Two numbers that equal tensors share: the XOR of all bits (`torch.hash_tensor`) and the sum of the raw words.
 

@@ -10,6 +10,7 @@ from raydist.errors import CheckpointError, ConfigError, DataError, RaydistError
 from raydist.rundir import RunDir
 from raydist.storage import is_local
 from raydist.watchdog import verdict_of
+from raydist.world import is_broken_link
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 
 _SAME_AGAIN = {kind.__name__: kind for kind in (CheckpointError, ConfigError, DataError, TrainError)}
 """raydist's own errors follow from the job and its data: the same attempt would end the same way."""
-
-_BROKEN_LINK = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "Read error", "recv", "gloo")
-"""Words of an error that a rank gets because another one is gone."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,15 @@ def failure_of(error: BaseException, attempt: Attempt, since: float, config: Job
         return Failure(TrainError(verdict[1]), verdict[0], retry=True)
     dead = worker_failures(error)
     told = _told(attempt.start.root, since)
-    own = next((event for event in told if event["raised"]), None) or next((e for e in told if not _is_echo(e["reason"])), None)
+    own = next((event for event in told if event["raised"]), None) or next(
+        (e for e in told if not is_broken_link(e["reason"])), None
+    )
     if own is not None:
         return _from_words(own, config)
     silent = [rank for rank in dead if rank not in {event["rank"] for event in told}]
     for rank in [*silent, *dead]:
         words = words_of(dead[rank])
-        if rank in silent or not _is_echo(words):
+        if rank in silent or not is_broken_link(words):
             return Failure(TrainError(f"rank {rank} died: {words}"), rank, retry=True)
     if told:
         return Failure(TrainError(f"rank {told[0]['rank']}: {told[0]['reason']}"), told[0]["rank"], retry=True)
@@ -77,11 +77,6 @@ def _from_words(event: dict[str, Any], config: JobConfig) -> Failure:
     if kind is not None:
         return Failure(kind(reason), rank, retry=False)
     return Failure(TrainError(f"rank {rank}: {reason}"), rank, retry=True)
-
-
-def _is_echo(words: str) -> bool:
-    """Whether an error only says that another rank went away."""
-    return any(part in words for part in _BROKEN_LINK)
 
 
 def worker_failures(error: BaseException) -> dict[int, BaseException]:

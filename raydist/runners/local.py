@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -42,15 +43,11 @@ def train_local(
         torch.set_num_threads(max(1, int(config.scaling.cpus_per_worker)))
     world = from_env(config.scaling.backend)
     screen = screen or Screen()
-    try:
-        with locked(run_root(config)) if world.is_main else _nothing():
-            start = _agree_on_start(config, world, resume, fresh)
-            if start.finished is not None:
-                return start.finished
-            return _train(config, world, start, screen)
-    finally:
-        screen.close()
-        world.close()
+    with contextlib.ExitStack() as held:
+        held.callback(world.close)
+        held.callback(screen.close)
+        start = _agree_on_start(config, world, resume, fresh, held)
+        return start.finished if start.finished is not None else _train(config, world, start, screen)
 
 
 def _train(config: JobConfig, world: World, start: Start, screen: Screen) -> dict[str, Any]:
@@ -68,12 +65,13 @@ def _train(config: JobConfig, world: World, start: Start, screen: Screen) -> dic
     return summary
 
 
-def _agree_on_start(config: JobConfig, world: World, resume: str | None, fresh: bool) -> Start:
-    """Rank 0's decision, or its error, on every rank."""
+def _agree_on_start(config: JobConfig, world: World, resume: str | None, fresh: bool, held: contextlib.ExitStack) -> Start:
+    """Rank 0's decision, or its error, on every rank; rank 0 holds the run's folder as long as `held`."""
     start: Start | None = None
     problem: RaydistError | None = None
     if world.is_main:
         try:
+            held.enter_context(locked(run_root(config)))
             start = prepare(config, resume, fresh)
         except RaydistError as error:
             problem = error
@@ -120,8 +118,3 @@ def stop_on_signals(stop: Callable[[str], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

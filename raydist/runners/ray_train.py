@@ -82,6 +82,7 @@ def train_on_worker(payload: dict[str, Any]) -> None:
     from ray.train.torch import get_device
 
     from raydist.control import Control
+    from raydist.data.ray_data import open_sources_on_ray
     from raydist.work import work
     from raydist.world import from_env
 
@@ -92,7 +93,7 @@ def train_on_worker(payload: dict[str, Any]) -> None:
     world = from_env(config.scaling.backend, device=get_device())
     try:
         with _watch_for_stop(StopFile(run.root), control, world.is_main):
-            work(config, world, attempt, control)
+            work(config, world, attempt, control, open_data=open_sources_on_ray)
     except BaseException as error:
         tell_failure(run, world.rank, control, error)
         raise
@@ -105,7 +106,7 @@ def tell_failure(run: RunDir, rank: int, control: Any, error: BaseException) -> 
     for event in control.take():
         run.append_event(event.pop("kind"), **{"rank": rank, **event})
     own = isinstance(error, RaydistError)
-    words = str(error) if own else f"{type(error).__name__}: {error}"
+    words = str(error) if own else "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
     run.append_event(
         "worker_failed",
         rank=rank,
