@@ -1,6 +1,7 @@
 """A map-style torch Dataset by the batch law: one elastic sampler, one DataLoader over all epochs.
 
-The order of an epoch is a full permutation seeded by `(seed, epoch)`, or what a custom sampler yields under that seed. World
+The order of an epoch is a full permutation seeded by `(seed, epoch)`, one within windows (`shuffle: {window: n}`), or what a
+custom sampler yields under that seed. World
 size does not enter: global batch `k` is rows `[k*B, (k+1)*B)` of that order, and each rank loads its contiguous share. Random
 augmentation in `__getitem__` is seeded by `(seed, epoch, row)`, so a row looks the same at any worker count and after a resume.
 """
@@ -26,6 +27,7 @@ from torch.utils.data import (
 )
 
 from raydist.batching import rows_in_step, share, steps_in
+from raydist.data.plan import Plan, round_window
 from raydist.data.source import EvalData, Position, StepData
 from raydist.errors import ConfigError, DataError
 from raydist.randomness import derive, seed_all, seed_host
@@ -111,6 +113,10 @@ class TorchSource:
             if isinstance(generator := getattr(self.sampler, "generator", None), torch.Generator):
                 generator.manual_seed(derive(self.seed, "sampler", epoch))
             return np.fromiter((self._index(i) for i in self.sampler), dtype=np.int64)
+        window = getattr(self.config.shuffle, "window", "auto")
+        if isinstance(window, int):
+            plan = Plan(np.array([len(self.rows)]), self.global_size, self.seed, round_window(window, self.global_size))
+            return plan.select(epoch, 0, len(self.rows)).order
         if self.config.shuffle:
             return np.random.default_rng(derive(self.seed, "epoch", epoch)).permutation(len(self.rows))
         return np.arange(len(self.rows))

@@ -17,6 +17,7 @@ from raydist.rundir import RunDir
 from raydist.runners.attempts import Attempts, StopFile
 from raydist.runners.cluster import connect, gpus_per_worker, quiet
 from raydist.runners.local import stop_on_signals
+from raydist.runners.prints import captured
 from raydist.screen import Screen
 from raydist.start import locked, prepare, run_root
 
@@ -92,7 +93,7 @@ def train_on_worker(payload: dict[str, Any]) -> None:
     run, control = RunDir(attempt.start.root), Control()
     world = from_env(config.scaling.backend, device=get_device())
     try:
-        with _watch_for_stop(StopFile(run.root), control, world.is_main):
+        with captured(control), _watch_for_stop(StopFile(run.root), control, world.is_main):
             work(config, world, attempt, control, open_data=open_sources_on_ray)
     except BaseException as error:
         tell_failure(run, world.rank, control, error)
