@@ -104,7 +104,8 @@ def quiet(verbose: bool) -> None:
     defaults = {
         "RAY_TRAIN_V2_ENABLED": "1",
         "RAY_CHDIR_TO_TRIAL_DIR": "0",
-        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
+        "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # `Cluster.draining` asks the same of Ray, without an actor for it
         "RAY_TRAIN_METRICS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DEDUP_LOGS": "0",
