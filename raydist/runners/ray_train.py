@@ -14,6 +14,7 @@ from raydist import storage
 from raydist.errors import RaydistError
 from raydist.keeper import Attempt
 from raydist.rundir import RunDir
+from raydist.runners import leftovers
 from raydist.runners.attempts import Attempts, StopFile
 from raydist.runners.cluster import connect, gpus_per_worker, quiet
 from raydist.runners.local import stop_on_signals
@@ -55,6 +56,7 @@ def train_ray(
 
 def fit(config: JobConfig, attempt: Attempt, workers: int) -> Any:
     """One attempt: a `TorchTrainer` with `workers` workers, and no restarts of its own."""
+    from ray.exceptions import RayActorError
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -71,8 +73,12 @@ def fit(config: JobConfig, attempt: Attempt, workers: int) -> Any:
         run_config=RunConfig(name=uuid.uuid4().hex[:12], storage_path=scratch, failure_config=FailureConfig(max_failures=0)),
         torch_config=TorchConfig(backend=None if scaling.backend == "auto" else scaling.backend),
     )
+    before = leftovers.held()
     try:
         return trainer.fit()
+    except RayActorError:  # not the workers' end, which Ray Train reports: its controller's own
+        leftovers.release(before)
+        raise
     finally:
         storage.remove(scratch)
 
