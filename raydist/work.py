@@ -46,11 +46,10 @@ def work(
     Raises what `fit` raises; whoever called decides on a restart, and writes the summary of a failure.
     """
     keeper = Keeper(config, world, attempt, control, listen)
-    _collect_warnings(control)
     control.micro_size = attempt.micro_size
     control.reload = keeper.newest
     control.faults = faults.parse(attempt.faults, world.rank, Path(attempt.start.root) / ".faults")
-    with _heart(config, world, attempt, control, keeper):
+    with _warnings_as_events(control), _heart(config, world, attempt, control, keeper):
         return _work(config, world, control, keeper, open_data or open_sources, on_result)
 
 
@@ -128,8 +127,10 @@ def failed(start: Start, config: JobConfig, error: BaseException, restarts: int)
     return summary
 
 
-def _collect_warnings(control: Control) -> None:
-    """Show each warning once, as an event with its rank."""
+@contextmanager
+def _warnings_as_events(control: Control) -> Iterator[None]:
+    """Within it, each warning is shown once, as an event with its rank."""
+    before = warnings.showwarning
     seen: set[str] = set()
 
     def show(
@@ -141,3 +142,7 @@ def _collect_warnings(control: Control) -> None:
             control.event("warning", reason=text)
 
     warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
