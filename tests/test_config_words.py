@@ -99,8 +99,14 @@ NOT_NEGATIVE = "allowed: a finite number >= 0"
             "data.train = null: allowed: a map with path, format, target, args, shuffle, drop_last, columns, transforms, "
             "rows, nulls, fill_value, images, loader, sampler, collate, engine",
         ),
-        ("task.inputs=[]", "task.inputs = []: allowed: a non-empty list, each non-empty text or null"),
-        ("task.inputs=pixels", 'task.inputs = "pixels": allowed: a non-empty list, each non-empty text or null'),
+        (
+            "task.inputs=[]",
+            "task.inputs = []: allowed: a non-empty list, each non-empty text or a non-empty list, each non-empty text or null",
+        ),
+        (
+            "task.inputs=pixels",
+            'task.inputs = "pixels": allowed: a non-empty list, each non-empty text or a non-empty list, each non-empty text or null',
+        ),
         (
             "task.targets=no",
             "task.targets = false: allowed: non-empty text or a non-empty list, each non-empty text, or null; "
@@ -111,7 +117,10 @@ NOT_NEGATIVE = "allowed: a finite number >= 0"
             "strategy={name: model_parallel, device_map: {}}",
             "strategy.device_map = {}: allowed: auto or a non-empty map of names to non-empty text",
         ),
-        ("task.inputs=[1]", 'task.inputs.0 = 1: allowed: non-empty text; quote it: "1"'),
+        (
+            "task.inputs=[1]",
+            'task.inputs.0 = 1: allowed: non-empty text or a non-empty list, each non-empty text; quote it: "1"',
+        ),
         ("task.model=Linear", 'task.model = "Linear": allowed: a map with target, args or null'),
         ("task.model.args=3", "task.model.args = 3: allowed: a map of names to values"),
         ("task.model.args={1: 2}", "task.model.args: the key 1 is not text; quote it"),

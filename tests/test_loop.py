@@ -316,7 +316,10 @@ def test_max_steps_ends_in_the_middle_of_an_epoch() -> None:
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_and_batch() -> None:
-    with pytest.raises(TrainError, match=r"step 2, rank 0: the loss is nan in rows 4, 5, 6, 7 of tests\.support:line \(global batch 1 of epoch 0\)"):
+    with pytest.raises(
+        TrainError,
+        match=r"step 2, rank 0: the loss is nan in rows 4, 5, 6, 7 of tests\.support:line \(global batch 1 of epoch 0\)",
+    ):
         train_here(lin_job([1] * 4 + [math.nan] + [1] * 3, 4))
 
 

@@ -67,7 +67,10 @@ def _array(column: pa.Array, field: pa.Field) -> NDArray[Any]:
     if isinstance(column, pa.FixedShapeTensorArray):
         return np.asarray(column.to_numpy_ndarray())
     if isinstance(kind, pa.BaseExtensionType):
-        return _array(column.storage, field)
+        values = _array(column.storage, field)
+        # where ray.data is imported, its tensor columns come as its own type, and the shape with it
+        shape = getattr(kind, "shape", None)
+        return values.reshape(len(values), *shape) if shape and values.dtype != object else values
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _shaped(_lists(column), field)
     if pa.types.is_decimal(kind):
