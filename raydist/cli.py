@@ -27,6 +27,8 @@ app = typer.Typer(
 _WRONG_COMMAND: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 """Base of what the parser raises: click's own, or the one that newer typer releases bring along."""
 
+_CTRL_C = 130
+
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the file's.")]
 
@@ -116,7 +118,9 @@ def main(arguments: list[str] | None = None) -> int:
 def guarded(command: Callable[[], Any], verbose: bool = False) -> int:
     """Run `command`; what it raises becomes one message on stderr and an exit code."""
     try:
-        command()
+        code = command()
+        if code == _CTRL_C:  # newer typer releases catch it and give back an exit code
+            raise KeyboardInterrupt
     except typer.Exit as done:
         return done.exit_code
     except _WRONG_COMMAND as error:
@@ -124,7 +128,7 @@ def guarded(command: Callable[[], Any], verbose: bool = False) -> int:
         return 2
     except (typer.Abort, KeyboardInterrupt):
         print("raydist: stopped at once; the last committed checkpoint stays good", file=sys.stderr)
-        return 130
+        return _CTRL_C
     except Interrupted as stopped:
         print(f"raydist: {stopped}", file=sys.stderr)
         return stopped.exit_code
@@ -134,7 +138,7 @@ def guarded(command: Callable[[], Any], verbose: bool = False) -> int:
     except Exception as error:
         _tell(error, True)
         return 1
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def _tell(error: Exception, traceback: bool) -> None:

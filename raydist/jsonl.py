@@ -57,6 +57,16 @@ def read(uri: str) -> bytes:
         return b""
 
 
+def _ends_inside_a_line(fd: int) -> bool:
+    """Whether the file's last line has no end, and gets none in 20 ms: a file can be seen to grow while a line is written."""
+    for _ in range(10):
+        end = os.fstat(fd).st_size
+        if not end or os.pread(fd, 1, end - 1) == b"\n":
+            return False
+        time.sleep(0.002)
+    return True
+
+
 class JsonLines:
     """One file of JSON lines, to write; safe to use from several threads and processes.
 
@@ -89,9 +99,8 @@ class JsonLines:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            end = os.fstat(fd).st_size
-            if end and os.pread(fd, 1, end - 1) != b"\n":
-                line = b"\n" + line  # a writer died inside its line: end that line, so that this one stays whole
+            if _ends_inside_a_line(fd):
+                line = b"\n" + line  # its writer died there: end that line, so that this one stays whole
             if (written := os.write(fd, line)) != len(line):
                 raise OSError(errno.ENOSPC, f"only {written} of {len(line)} bytes fit", str(path))
         finally:

@@ -100,6 +100,12 @@ class _Loop:
             yield self._result({"step": self.trainer.counters.step, "epoch": position.epoch}, status="finished", log=False)
             return
         self.clock.reset()
+        if (owed := self.trainer.extra.pop("owed", None)) is not None:
+            paid = self._pay(**owed)
+            yield paid
+            if paid.status != "running":
+                return
+            self.clock.reset()
         for data in self._read(position):
             flags = self.world.agree(self._wishes())
             self.control.progress.enter("step" if self.clock.steps or self.trainer.counters.step > self.first else "first step")
@@ -192,13 +198,15 @@ class _Loop:
         status: Status = "interrupted" if stop else "finished" if self._over(self.position) else "running"
         done = status == "finished"
         evaluating = self.evaluation is not None and (eval_now or done or due(self.config.train.eval_every, step, data))
-        if stop and not done:
-            evaluating = False
         logging = bool(log_now or done or evaluating or due(self.config.train.log_every, step, data))
+        self.trainer.extra.pop("owed", None)  # a rollback may have brought it back
+        if evaluating and stop and not done:  # there may be no time for it: the run does it, and logs the step, when it goes on
+            self.trainer.extra["owed"] = {"epoch": data.epoch, "grad_norm": self.last_norm}
+            evaluating = logging = False
         saving = bool(save_now or done or stop or due(self.config.checkpoint.every, step, data))
         if not (logging or saving or stop or events):
             return None
-        line = self._line(data, logging)
+        line = self._line(data.epoch, logging)
         if evaluating:
             line.update(self._evaluate(step))
             if stops_early(self.config.train.early_stop, line, self.trainer) and status == "running":
@@ -210,9 +218,20 @@ class _Loop:
             self.trainer.spread.check_in_sync(f"checkpoint at step {step}")
         return self._result(line, status, logging, bool(evaluating), saving, bool(events) or status != "running")
 
-    def _line(self, data: StepData, logging: bool) -> dict[str, Any]:
+    def _pay(self, epoch: int, grad_norm: float) -> StepResult:
+        """The line and the evaluation that were due when the run was stopped, as if it had not. Every rank must call it."""
+        self.last_norm = grad_norm
+        line = self._line(epoch, logging=True)
+        if self.evaluation is None:  # taken out of the job meanwhile
+            return self._result(line, "running", log=True)
+        line.update(self._evaluate(self.trainer.counters.step))
+        status: Status = "early_stop" if stops_early(self.config.train.early_stop, line, self.trainer) else "running"
+        saving = is_best(self.config.checkpoint.best, line, self.trainer) or status != "running"
+        return self._result(line, status, log=True, evaluated=True, checkpoint=saving, events=status != "running")
+
+    def _line(self, epoch: int, logging: bool) -> dict[str, Any]:
         trainer = self.trainer
-        line: dict[str, Any] = {"step": trainer.counters.step, "epoch": data.epoch}
+        line: dict[str, Any] = {"step": trainer.counters.step, "epoch": epoch}
         if not logging:  # a boundary for a checkpoint or events only
             trainer.meter.reduce(self.world)  # gathered on rank 0, so that a checkpoint holds the loss since the last line
             return line

@@ -136,8 +136,8 @@ def train_here(job: dict[str, Any], state: Any = None, stop_after: int | None = 
     `stop_after` stops at that step as a preemption would.
     """
     from raydist.config import parse_config
-    from raydist.data.torch_data import TorchEval, TorchSource, build_dataset
     from raydist.control import Control
+    from raydist.data.torch_data import TorchEval, TorchSource, build_dataset
     from raydist.loop import fit
     from raydist.task import build_task
     from raydist.world import from_env

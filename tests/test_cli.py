@@ -139,6 +139,8 @@ def test_every_error_has_its_exit_code_and_its_words(capsys: pytest.CaptureFixtu
     assert said(capsys) == "raydist: stopped at step 3 by Ctrl-C\n"
     assert failing(KeyboardInterrupt()) == 130
     assert said(capsys) == "raydist: stopped at once; the last committed checkpoint stays good\n"
+    assert guarded(lambda: 130) == 130  # a parser that caught Ctrl-C itself
+    assert said(capsys) == "raydist: stopped at once; the last committed checkpoint stays good\n"
     assert failing(ZeroDivisionError("a bug")) == 1  # no error of ours: with its traceback
     text = said(capsys)
     assert "Traceback" in text and text.endswith("raydist: failed: ZeroDivisionError: a bug\n")

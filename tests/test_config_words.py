@@ -105,7 +105,8 @@ NOT_NEGATIVE = "allowed: a finite number >= 0"
         ),
         (
             "task.inputs=pixels",
-            'task.inputs = "pixels": allowed: a non-empty list, each non-empty text or a non-empty list, each non-empty text or null',
+            'task.inputs = "pixels": allowed: '
+            "a non-empty list, each non-empty text or a non-empty list, each non-empty text or null",
         ),
         (
             "task.targets=no",

@@ -19,7 +19,7 @@ from raydist.evaluation import evaluate
 from raydist.precision import Precision
 from raydist.task import build_task
 from raydist.world import World, from_env
-from tests.support import run_ranks
+from tests.support import lin_job, run_ranks, train_here
 
 CPU = torch.device("cpu")
 
@@ -193,3 +193,23 @@ def test_the_cause_is_kept() -> None:
     with pytest.raises(TrainError) as caught:
         evaluate(task_of(), Model(), Batches(KeyError("x")), World(), Precision(PrecisionConfig(), CPU), 4)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("step", [2, 3, 6])
+def test_an_evaluation_that_was_due_when_the_run_stopped_is_done_when_it_goes_on(step: int) -> None:
+    plateau = {"name": "plateau", "patience": 0, "factor": 0.5, "mode": "max"}  # eval_loss falls: each one halves the rate
+    job = lin_job([1.0, 2.0, 3.0] * 3, 1, train={"epochs": 1, "log_every": {"steps": 1}, "eval_every": {"steps": 3}})
+    job["optimizer"]["lr"] = 0.01
+    job |= {"schedule": plateau, "checkpoint": {"every": {"steps": 1}, "best": {"metric": "eval_loss"}}}
+    job["data"]["eval"] = {"target": "tests.support:line", "args": {"xs": [1.0, 2.0]}}
+
+    def told(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{k: line.get(k) for k in ("step", "epoch", "train_loss", "eval_loss", "lr", "grad_norm")} for line in lines]
+
+    whole = train_here(job)
+    first = train_here(job, stop_after=step)
+    assert first["state"].counters["step"] == step
+    rest = train_here(job, state=first["state"])
+    assert told(first["lines"] + rest["lines"]) == told(whole["lines"])
+    assert rest["state"].best == whole["state"].best and "owed" not in rest["state"].extra
+    assert torch.equal(rest["model"]["weight"], whole["model"]["weight"])

@@ -124,7 +124,7 @@ def test_lines_of_several_processes_never_mix(tmp_path: Path) -> None:
     for writer in writers:
         writer.join(60)
         assert writer.exitcode == 0
-    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    events = RunDir(str(tmp_path)).read_events()  # leaves out a line that is not whole, and would do so with an empty one
     for rank in range(4):
         assert [e["n"] for e in events if e["rank"] == rank] == list(range(200))
     assert len(events) == 800

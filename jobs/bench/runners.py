@@ -2,7 +2,8 @@
 
     python jobs/bench/runners.py [--job jobs/digits_cnn.yaml] [--turns 5] [--epochs 8] [--workers 2] [--json FILE]
 
-A turn is one run of each; a run's figure is the median `step_s` of its metrics lines without the first (which holds the warm-up).
+A turn is one run of each; a run's figure is the median `step_s` of its metrics lines without the first, which holds the
+warm-up.
 Both use the same data, seed and threads a worker. `python jobs/data/digits.py` must have run.
 """
 

@@ -243,7 +243,8 @@ def _drive(case: Case, run: Path, content: dict[str, Any], cluster: Nodes, acted
         else:
             number = signal.SIGTERM if case.act == "sigterm" else signal.SIGINT
             for _ in range(2 if case.act == "ctrl_c_twice" else 1):
-                os.killpg(first.pid, number)  # as a terminal does
+                # Ctrl-C goes to the whole group, as a terminal sends it
+                os.kill(first.pid, number) if case.act == "sigterm" else os.killpg(first.pid, number)
                 time.sleep(0.5)
         text = first.communicate(timeout=60)[1]
     finally:
@@ -253,10 +254,12 @@ def _drive(case: Case, run: Path, content: dict[str, Any], cluster: Nodes, acted
     code = {"driver": -9, "ctrl_c_twice": 130}.get(str(case.act), 3)
     if first.returncode != code:
         raise RaydistError(f"the driver's exit code is {first.returncode}, not {code}: {text}")
+    if case.act in ("sigterm", "ctrl_c") and not re.search(case.says, text):
+        raise RaydistError(f"the driver did not say {case.says!r}: {text}")
     if case.act == "ctrl_c_twice" and took > 15:
         raise RaydistError(f"a second Ctrl-C took {took:.0f} s")
     left = titles(session)
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while left and time.monotonic() < deadline:
         time.sleep(0.2)
         left = titles(session)

@@ -63,4 +63,4 @@ def global_batches(
         source = opened(config, size, rank, world_size, **rest)
         shares.append([step.batch["id"][: step.rows].tolist() for step in source.steps(start or Position(), stop)])
     assert len({len(share) for share in shares}) == 1, "ranks yield different numbers of steps"
-    return [sum(parts, []) for parts in zip(*shares, strict=True)]
+    return [[row for part in parts for row in part] for parts in zip(*shares, strict=True)]
