@@ -172,13 +172,18 @@ def checksum(tensor: torch.Tensor) -> tuple[int, int]:
     Computed on the tensor's device; unequal tensors collide only by an accident that both sums miss.
     """
     flat = tensor.detach().contiguous().reshape(-1)
-    if flat.numel() == 0:
-        return 0, 0
     if flat.dtype.is_complex:
         flat = torch.view_as_real(flat).reshape(-1)
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
-    raw = flat.view(words) if flat.dtype != torch.bool else flat.to(torch.uint8)
-    return int(torch.hash_tensor(raw).item()), int(raw.sum(dtype=torch.int64).item())
+    raw = flat.view(torch.uint8) if flat.dtype != torch.bool else flat.to(torch.uint8)
+    if raw.storage_offset() % 8:
+        raw = raw.clone()
+    whole = raw.numel() // 8 * 8  # words of 8 bytes: summing narrower ones takes twenty times as long on a CPU
+    xor, total = 0, 0
+    for part in (raw[:whole].view(torch.int64), raw[whole:]):
+        if part.numel():
+            xor ^= int(torch.hash_tensor(part).item())
+            total += int(part.sum(dtype=torch.int64).item())
+    return xor, total
 
 
 def check_in_sync(world: World, named: dict[str, torch.Tensor], when: str) -> None:
