@@ -45,8 +45,8 @@ test: $(STAMP) ## run all tests but the chaos ones
 test-fast: $(STAMP) ## run the tests that start no Ray and take no time
 	$(BIN)/python -m pytest -m "not (chaos or cluster or slow or gpu)" $(ARGS)
 
-chaos: $(STAMP) ## run the tests that kill workers at random
-	$(BIN)/python -m pytest -m chaos $(ARGS)
+chaos: $(STAMP) ## break a small run in every way we know, kill it at random, and print one table
+	$(BIN)/python jobs/chaos.py $(ARGS)
 
 lint: $(STAMP) ## check style and formatting with ruff
 	$(BIN)/ruff check .
