@@ -148,6 +148,7 @@ def test_one_rank_is_always_in_sync() -> None:
 def test_a_checksum_tells_tensors_apart_by_a_single_bit(dtype: torch.dtype) -> None:
     tensor = torch.arange(12).reshape(3, 4).to(dtype)
     assert checksum(tensor) == checksum(tensor.clone()) == checksum(tensor.t().contiguous().t())
+    assert checksum(torch.cat([tensor[0, :1], tensor.flatten()])[1:]) == checksum(tensor)  # a view that begins inside a word
     for index in range(1, 12):
         other = tensor.clone()
         other.view(-1)[index] = 0

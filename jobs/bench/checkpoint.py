@@ -56,12 +56,12 @@ def rows(number: int) -> TensorDataset:
 def run_once(checkpoint: dict[str, Any], options: argparse.Namespace, folder: Path) -> float:
     """Train once; mean seconds a step."""
     name = f"run{len(list(folder.glob('run*.yaml')))}"
-    times = folder / f"{name}.times"
+    here, times = Path(__file__).resolve(), folder / f"{name}.times"
     job = {
         "name": name,
-        "task": {"target": f"{Path(__file__).resolve()}:Task", "args": {"times": str(times)}},
-        "data": {"train": {"target": f"{Path(__file__).resolve()}:rows", "args": {"number": options.rows}}},
-        "batch": {"global_size": options.rows, "micro_size": options.rows // options.workers},
+        "task": {"target": f"{here}:Task", "args": {"times": str(times)}},
+        "data": {"train": {"target": f"{here}:rows", "args": {"number": options.rows}}},
+        "batch": {"global_size": options.rows},
         "train": {"max_steps": options.steps, "log_every": {"steps": options.steps}},
         "optimizer": {"name": "adam", "lr": 1e-4},
         "scaling": {"workers": options.workers},
@@ -88,8 +88,8 @@ def main() -> int:
     found: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(options.turns):
-            for name in found:
-                found[name].append(run_once(CONTENDERS[name], options, Path(folder)))
+            for name, checkpoint in CONTENDERS.items():
+                found[name].append(run_once(checkpoint, options, Path(folder)))
     base = found["no saving"]
     ratios = {name: [mine / other for mine, other in zip(times, base, strict=True)] for name, times in found.items()}
     print(f"{'':<20}{'ms a step':>12}{'÷ no saving':>14}   of each turn")
