@@ -20,7 +20,8 @@ os.environ.setdefault("PYTHONPATH", sys.path[0])
 
 from tests.chaos.cases import CASES, STEPS, Case, random_kills
 from tests.chaos.cluster import Nodes, busy, listening, nodes, placement_groups, shared_memory, titles, unheld
-from tests.chaos.harness import Report, Undisturbed, run_case
+from tests.chaos.harness import Report, run_case
+from tests.chaos.runs import Undisturbed
 
 
 def main() -> int:

@@ -258,9 +258,13 @@ class Best(Part):
 
 
 class CheckpointConfig(Part):
-    """`every` None: only at the end. In the job file `asynchronous` is written `async`."""
+    """`every` None: only at the end. In the job file `asynchronous` is written `async`.
+
+    `memory`: on Ray, how often a copy of the state also goes to another node's memory, for restarts. None: never.
+    """
 
     every: Interval | None = Field(default_factory=lambda: Interval(epochs=1))
+    memory: Interval | None = None
     keep: Count = 2
     best: Best | None = None
     asynchronous: Bool = Field(default=True, alias="async")

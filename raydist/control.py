@@ -30,6 +30,8 @@ class StepResult:
     log: bool = False
     evaluated: bool = False
     checkpoint: bool = False
+    copy: bool = False
+    """`state()` is to be kept in memory (`checkpoint.memory`), where the runner can."""
     status: Status = "running"
     events: bool = False
     """Some rank has events to collect: every rank takes part in gathering them."""
@@ -49,6 +51,8 @@ class Control:
     """Faults to inject, in tests."""
     reload: Callable[[], TrainState | None] | None = None
     """Gives the newest good checkpoint, the same on every rank; every rank calls it. For `bad_step: rollback`."""
+    copies: bool = False
+    """Whether somebody takes copies of the state (`checkpoint.memory`); the same on every rank."""
     micro_size: int | None = None
     """A micro-batch size to start below what the job asks, after an attempt that ran out of memory."""
 

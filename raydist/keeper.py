@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from raydist import faults
 from raydist.checkpoint import load, load_latest
@@ -27,6 +27,17 @@ from raydist.world import World
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
+
+
+class Copies(Protocol):
+    """Copies of the state outside of storage, newest first to be used after a failure."""
+
+    def put(self, step: int, state: TrainState) -> None:
+        """Keep `state`; it may change when this returns."""
+
+    def newest(self, above: int) -> tuple[int, TrainState] | None:
+        """Step and state of the newest copy, if it is of a step above `above`."""
+
 
 Listener = Callable[[str, dict[str, Any]], None]
 """Called on rank 0 with ("line" | "event" | "started", record)."""
@@ -46,6 +57,8 @@ class Attempt:
     """Faults to inject (`raydist.faults`), as the process that the user started has them in its environment."""
     reached: int = 0
     """The last step that an earlier attempt is known to have trained."""
+    copies: Copies | None = None
+    """Where copies of the state in memory are, when the runner keeps any."""
 
     @property
     def key(self) -> str:
@@ -63,6 +76,7 @@ class Keeper:
         self.saver: Saver | None = None
         self.last: StepResult | None = None
         self.evaluated: dict[str, Any] = {}
+        self._from_memory = False
         self.trained: dict[str, Any] = {}
 
     # -- going on ---------------------------------------------------------------------------------------------------
@@ -73,7 +87,22 @@ class Keeper:
         if first and asked is None:
             return None
         folders = [self.run.checkpoints] if asked in (None, "auto") else [self.run.checkpoints, str(asked)]
-        return self._agreed(*(folders[-1:] if first else folders))
+        state = self._agreed(*(folders[-1:] if first else folders))
+        return state if first or self.attempt.copies is None else self._fresher(self.attempt.copies, state)
+
+    def _fresher(self, copies: Copies, state: TrainState | None) -> TrainState | None:
+        """A copy in memory where that is newer than the checkpoint: rank 0 picks. Every rank must call it."""
+        step = -1 if state is None else int(state.counters["step"])
+        found = copies.newest(step) if self.world.is_main else None
+        picked = self.world.broadcast(None if found is None else found[0])
+        if picked is None:
+            return state
+        if found is None:
+            found = copies.newest(picked - 1)
+        if found is None or found[0] != picked:  # the next attempt looks again
+            raise RuntimeError(f"the copy of step {picked} in memory was lost while it was read")
+        self._from_memory = True
+        return found[1]
 
     def _agreed(self, *folders: str) -> TrainState | None:
         """The newest good state of the first folder that has one: rank 0 picks, the others load its pick."""
@@ -121,6 +150,8 @@ class Keeper:
         self.run.truncate_metrics(logged)
         kind = "restart" if self.attempt.number else "start" if state is None else "resume"
         reason = f"from step {step}" if state is not None else "from scratch"
+        if self._from_memory:
+            reason += ", which a copy in memory held"
         if lost:
             reason += f"; {lost} steps are done again"
         self.event(
@@ -169,6 +200,8 @@ class Keeper:
             state = result.state()
             if self.saver is not None:
                 self.saver.save(state, result.step, self.evaluated_at(result))
+        if result.copy and self.attempt.copies is not None and self.world.is_main:
+            self.attempt.copies.put(result.step, result.state())
         if result.status != "running" and self.saver is not None:
             self.saver.wait()
             if self.saver.failure is not None:
@@ -213,8 +246,8 @@ class Keeper:
             "run": self.attempt.start.root,
         }
         if self.world.is_main:
-            self.event("finish", step=summary["steps"], reason=status)
             self.run.write_summary(summary)
+            self.event("finish", step=summary["steps"], reason=status)  # the last thing: whoever reads it may end the workers
             self.run.flush()
         return summary
 

@@ -204,7 +204,8 @@ class _Loop:
             self.trainer.extra["owed"] = {"epoch": data.epoch, "grad_norm": self.last_norm}
             evaluating = logging = False
         saving = bool(save_now or done or stop or due(self.config.checkpoint.every, step, data))
-        if not (logging or saving or stop or events):
+        copying = self.control.copies and due(self.config.checkpoint.memory, step, data)
+        if not (logging or saving or stop or events or copying):
             return None
         line = self._line(data.epoch, logging)
         if evaluating:
@@ -216,7 +217,9 @@ class _Loop:
             self.saved_at = time.monotonic()
             self.trainer.share_buffers()
             self.trainer.spread.check_in_sync(f"checkpoint at step {step}")
-        return self._result(line, status, logging, bool(evaluating), saving, bool(events) or status != "running")
+        elif copying:
+            self.trainer.share_buffers()
+        return self._result(line, status, logging, bool(evaluating), saving, bool(events) or status != "running", copying)
 
     def _pay(self, epoch: int, grad_norm: float) -> StepResult:
         """The line and the evaluation that were due when the run was stopped, as if it had not. Every rank must call it."""
@@ -239,7 +242,8 @@ class _Loop:
         times = self.clock.read()
         line["train_loss"] = trainer.meter.reduce(self.world)
         trainer.meter.reset()
-        line |= {"lr": trainer.schedule.lr, "grad_norm": self.last_norm, "skipped": trainer.counters.skipped, **times}
+        line |= {"lr": trainer.schedule.lr, "grad_norm": self.last_norm}
+        line |= {"skipped": trainer.counters.skipped, "rows_seen": trainer.counters.rows_seen, **times}
         if trainer.precision.scale is not None:
             line["loss_scale"] = trainer.precision.scale
         line["memory_mb"] = peak_memory_mb(self.world.device)
@@ -303,6 +307,7 @@ class _Loop:
         evaluated: bool = False,
         checkpoint: bool = False,
         events: bool = False,
+        copy: bool = False,
     ) -> StepResult:
         position = self.position
         return StepResult(
@@ -314,6 +319,7 @@ class _Loop:
             checkpoint=checkpoint,
             status=status,
             events=events,
+            copy=copy,
         )
 
 

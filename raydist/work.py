@@ -48,6 +48,7 @@ def work(
     keeper = Keeper(config, world, attempt, control, listen)
     control.micro_size = attempt.micro_size
     control.reload = keeper.newest
+    control.copies = attempt.copies is not None
     control.faults = faults.parse(attempt.faults, world.rank, Path(attempt.start.root) / ".faults")
     with _warnings_as_events(control), _heart(config, world, attempt, control, keeper):
         return _work(config, world, control, keeper, open_data or open_sources, on_result)

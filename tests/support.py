@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import pickle
@@ -130,11 +131,17 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
 # -- training without a runner -------------------------------------------------------------------------------------
 
 
-def train_here(job: dict[str, Any], state: Any = None, stop_after: int | None = None) -> dict[str, Any]:
+def train_here(
+    job: dict[str, Any],
+    state: Any = None,
+    stop_after: int | None = None,
+    inject: tuple[str, list[dict[str, Any]]] | None = None,
+) -> dict[str, Any]:
     """Run `fit` in this rank (world from the environment) on a torch Dataset job; weights, metrics lines and the last state.
 
-    `stop_after` stops at that step as a preemption would.
+    `stop_after` stops at that step as a preemption would. `inject` is a folder for marks, and faults (`raydist.faults`).
     """
+    from raydist import faults
     from raydist.config import parse_config
     from raydist.control import Control
     from raydist.data.torch_data import TorchEval, TorchSource, build_dataset
@@ -161,6 +168,8 @@ def train_here(job: dict[str, Any], state: Any = None, stop_after: int | None = 
                 build_dataset(data.eval, "data.eval"), data.eval, size, config.seed, world.rank, world.world_size
             )
         control = Control(stop="test" if stop_after == 1 else None)
+        if inject is not None:
+            control.faults = faults.parse(json.dumps(inject[1]), world.rank, Path(inject[0]))
         lines, saved = [], None
         for result in fit(config, build_task(config.task), world, train, evaluation, state, control):
             if result.log:

@@ -6,11 +6,13 @@ One step from w on rows x: w - 0.1 * mean(2 x (w x - 3 x)) = w + 0.2 * mean(x^2)
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from raydist.control import Control
 from raydist.errors import DataError, TrainError
 from tests.support import RankError, lin_job, run_ranks, train_here
 
@@ -329,3 +331,22 @@ def test_a_bad_step_can_be_skipped_by_all_ranks() -> None:
     assert weight(result) == pytest.approx(0.6, abs=1e-6)
     assert result["state"].counters["skipped"] == 1
     assert result["events"][0]["kind"] == "bad_step"
+
+
+def test_copies_are_handed_out_only_where_somebody_takes_them() -> None:
+    from raydist.config import parse_config
+    from raydist.data.torch_data import TorchSource, build_dataset
+    from raydist.loop import fit
+    from raydist.task import build_task
+    from raydist.world import World
+
+    job = lin_job(
+        [1] * 8, 2, checkpoint={"every": {"steps": 3}, "memory": {"steps": 2}}, train={"epochs": 1, "log_every": {"steps": 100}}
+    )
+    config = parse_config(job, Path.cwd())
+    for takes, copied in ((True, [2, 4]), (False, [])):
+        dataset = build_dataset(config.data.train, "data.train")
+        source = TorchSource(dataset, config.data.train, 2, config.seed, 0, 1)
+        results = list(fit(config, build_task(config.task), World(), source, control=Control(copies=takes)))
+        assert [result.step for result in results if result.copy] == copied
+        assert [result.step for result in results if result.checkpoint] == [3, 4]

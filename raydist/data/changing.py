@@ -76,8 +76,9 @@ class ChangingSource:
         return {**fingerprint_of(self.reader), "rows_change": True}
 
     def name_rows(self, epoch: int, index: int, start: int, stop: int) -> str:
+        rows = f"row {start}" if stop - start == 1 else f"rows {start}..{stop - 1}"
         return (
-            f"rows {start}..{stop - 1} of global batch {index} of epoch {epoch}, counted after the transforms (with rows: "
+            f"{rows} of global batch {index} of epoch {epoch}, counted after the transforms (with rows: "
             "changes their file is not known)"
         )
 

@@ -178,7 +178,8 @@ class TorchSource:
     def name_rows(self, epoch: int, index: int, start: int, stop: int) -> str:
         at = index * self.global_size
         rows = self._ordered(epoch)[at + start : at + stop]
-        return f"rows {', '.join(str(r) for r in rows[:8])}{' …' if len(rows) > 8 else ''} of {self.config.target}"
+        named = ", ".join(str(row) for row in rows[:8]) + (" …" if len(rows) > 8 else "")
+        return f"row{'s' if len(rows) != 1 else ''} {named} of {self.config.target}"
 
     def close(self) -> None:
         self._known = {}

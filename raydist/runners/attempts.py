@@ -17,6 +17,7 @@ from raydist.heartbeat import read_beats
 from raydist.keeper import Attempt
 from raydist.rundir import RunDir
 from raydist.runners.cluster import Cluster
+from raydist.runners.copies import Holders
 from raydist.runners.failures import Failure, failure_of
 from raydist.runners.local import show
 from raydist.screen import Screen
@@ -26,7 +27,7 @@ from raydist.work import failed
 if TYPE_CHECKING:
     from raydist.config import JobConfig
 
-_POLL_S = 0.1
+_POLL_S = 0.25
 _CLUSTER_POLL_S = 2.0
 _NODE_PATIENCE_S = 60.0
 """How long a restart waits for enough workers to fit again."""
@@ -68,10 +69,13 @@ class View:
     def __init__(self, start: Start, screen: Screen) -> None:
         self.follower = RunDir(start.root).follow(since=start.began)
         self.showing = show(screen)
+        self.finished = False
+        """Whether rank 0 has said that the run is over and all is written."""
 
     def update(self) -> None:
         """Show what is new."""
         for kind, record in self.follower.new():
+            self.finished = self.finished or (kind == "event" and record["kind"] == "finish")
             if kind == "event" and record["kind"] in ("start", "restart", "resume"):
                 self.showing("started", {"step": record["step"], "total": record["total_steps"]})
             self.showing(kind, record)
@@ -98,6 +102,8 @@ class Attempts:
     restarts: int = 0
     micro_size: int | None = None
     reached: int = 0
+    holders: Holders | None = None
+    """Keeps copies of the state in memory, with `checkpoint.memory`."""
 
     def __post_init__(self) -> None:
         self.stop = StopFile(self.start.root)
@@ -108,7 +114,8 @@ class Attempts:
         """The summary of the finished run. Raises Interrupted after a stop, the failure's error when restarts are used up."""
         workers = self.cluster.fit_workers(self.config)
         while True:
-            attempt = Attempt(self.start, self.number, self.micro_size, self.restarts, reached=self.reached)
+            copies = None if self.holders is None else self.holders.copies(self.cluster.draining())
+            attempt = Attempt(self.start, self.number, self.micro_size, self.restarts, reached=self.reached, copies=copies)
             failure = self._one(attempt, workers)
             if failure is None:
                 summary = RunDir(self.start.root).read_summary() or {}
@@ -179,8 +186,8 @@ class Attempts:
         while True:
             alive = thread.is_alive()
             self.view.update()
-            if not alive:
-                break
+            if not alive or (self.view.finished and self.cluster.owned):
+                break  # a cluster of our own ends now anyway: no need to wait until Ray Train has noticed and tidied up
             self._enforce_grace()
             if time.monotonic() - looked > _CLUSTER_POLL_S:
                 self._watch_cluster(workers)

@@ -17,6 +17,7 @@ from raydist.rundir import RunDir
 from raydist.runners import leftovers
 from raydist.runners.attempts import Attempts, StopFile
 from raydist.runners.cluster import connect, gpus_per_worker, quiet
+from raydist.runners.copies import Holders
 from raydist.runners.local import stop_on_signals
 from raydist.runners.prints import captured
 from raydist.screen import Screen
@@ -24,6 +25,9 @@ from raydist.start import locked, prepare, run_root
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
+
+
+_SCRATCH = ".ray"
 
 
 def train_ray(
@@ -45,13 +49,25 @@ def train_ray(
         start = prepare(config, resume, fresh)
         if start.finished is not None:
             return start.finished
-        with connect(config, address, verbose) as cluster:
-            attempts = Attempts(config, start, cluster, screen, fit)
+        with _scratch(start.root), connect(config, address, verbose) as cluster:
+            holders = Holders() if config.checkpoint.memory is not None else None
+            attempts = Attempts(config, start, cluster, screen, fit, holders=holders)
             try:
                 with stop_on_signals(attempts.stop.ask):
                     return attempts.run()
             finally:
+                if holders is not None:
+                    holders.close()
                 screen.close()
+
+
+@contextlib.contextmanager
+def _scratch(root: str) -> Iterator[None]:
+    """Remove what Ray Train wrote into the run's folder, once its processes are gone or done."""
+    try:
+        yield
+    finally:
+        storage.remove(storage.join(root, _SCRATCH))
 
 
 def fit(config: JobConfig, attempt: Attempt, workers: int) -> Any:
@@ -65,12 +81,15 @@ def fit(config: JobConfig, attempt: Attempt, workers: int) -> Any:
     resources = {"CPU": scaling.cpus_per_worker, **scaling.resources}
     if gpus:
         resources["GPU"] = gpus
-    scratch = storage.join(attempt.start.root, ".ray")
     trainer = TorchTrainer(
         train_on_worker,
         train_loop_config={"config": config, "attempt": attempt},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources),
-        run_config=RunConfig(name=uuid.uuid4().hex[:12], storage_path=scratch, failure_config=FailureConfig(max_failures=0)),
+        run_config=RunConfig(
+            name=uuid.uuid4().hex[:12],
+            storage_path=storage.join(attempt.start.root, _SCRATCH),
+            failure_config=FailureConfig(max_failures=0),
+        ),
         torch_config=TorchConfig(backend=None if scaling.backend == "auto" else scaling.backend),
     )
     before = leftovers.held()
@@ -79,8 +98,6 @@ def fit(config: JobConfig, attempt: Attempt, workers: int) -> Any:
     except RayActorError:  # not the workers' end, which Ray Train reports: its controller's own
         leftovers.release(before)
         raise
-    finally:
-        storage.remove(scratch)
 
 
 def train_on_worker(payload: dict[str, Any]) -> None:

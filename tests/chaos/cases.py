@@ -52,6 +52,8 @@ HANG = {"failure.hang_timeout": 8}
 ELASTIC = {"scaling.workers": [1, 2], "scaling.resources": {"slot": 1}, "task.args.dropout": 0.0}
 DIED = "its process ended without a word"
 ALWAYS = {"failure.max_restarts": 1}
+MEMORY = {"checkpoint.memory": {"steps": 1}}
+COPY = "from step 6, which a copy in memory held"
 
 CASES = [
     Case("kill rank 0", [fault("kill", 0)], DIED),
@@ -67,6 +69,17 @@ CASES = [
     Case("kill the controller", [GATE], "Ray Train failed", act="controller"),
     Case("kill the driver", [GATE], "from step 4", act="driver"),
     Case("kill a node's raylet", [{**GATE, "seconds": 25.0}], "2 → 1 workers", ELASTIC, act="raylet", weights="close", nodes=2),
+    Case("kill rank 0, copies in memory", [fault("kill", 0)], COPY, MEMORY, lost=1),
+    Case(
+        "kill a node's raylet, copies in memory",
+        [{**GATE, "seconds": 25.0}],
+        COPY,
+        {**ELASTIC, **MEMORY},
+        act="raylet",
+        weights="close",
+        nodes=2,
+        lost=1,
+    ),
     Case("preemption notice", [GATE], "2 → 1 workers", ELASTIC, act="preempt", weights="close", lost=0, nodes=2),
     Case("a node comes", [GATE], "1 → 2 workers", ELASTIC, act="grow", weights="close", lost=0, nodes=1),
     Case("SIGTERM", [GATE], "by SIGTERM|from step [78]", act="sigterm", lost=0),
