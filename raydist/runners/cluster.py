@@ -151,11 +151,11 @@ def _trim() -> None:
     That is the monitor of logs that nobody prints, the autoscaler's monitor and the dashboard's server, which runs even without
     a dashboard (Ray 2.60). On a small machine they take the workers' time: a few per cent of a core, and imports at the start.
     """
-    from ray._private.worker import _global_node
+    from ray._private import worker
 
-    if _global_node is not None:
-        for end in (_global_node.kill_log_monitor, _global_node.kill_monitor, _global_node.kill_dashboard):
-            end(check_alive=False)
+    node: Any = worker._global_node
+    for end in (node.kill_log_monitor, node.kill_monitor, node.kill_dashboard):
+        end(check_alive=False)
 
 
 def _size(config: JobConfig) -> dict[str, Any]:

@@ -18,7 +18,8 @@ class Holder:
     """Keeps the newest state that it was given, in its node's memory."""
 
     def __init__(self) -> None:
-        self._step, self._packed = -1, None
+        self._step = -1
+        self._packed: Packed | None = None
 
     def put(self, step: int, packed: Packed) -> None:
         """Replace what is held, unless weights are not finite: nothing may go on from those."""
