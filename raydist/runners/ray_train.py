@@ -74,14 +74,16 @@ def fit(config: JobConfig, attempt: Attempt, workers: int) -> Any:
     """One attempt: a `TorchTrainer` with `workers` workers, and no restarts of its own."""
     from ray.exceptions import RayActorError
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchConfig
+
+    from raydist.runners.lean import LeanTrainer
 
     scaling = config.scaling
     gpus = gpus_per_worker(config)
     resources = {"CPU": scaling.cpus_per_worker, **scaling.resources}
     if gpus:
         resources["GPU"] = gpus
-    trainer = TorchTrainer(
+    trainer = LeanTrainer(
         train_on_worker,
         train_loop_config={"config": config, "attempt": attempt},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpus > 0, resources_per_worker=resources),
