@@ -9,7 +9,7 @@ from ray.train.torch import TorchTrainer
 _UNUSED = ("PlacementGroupCleanerCallback", "DatasetsCallback")
 
 
-class LeanTrainer(TorchTrainer):  # type: ignore[misc]
+class LeanTrainer(TorchTrainer):
     """A `TorchTrainer` that starts no cleaner of placement groups and no manager of datasets.
 
     Each would be a process that imports Ray Train, Ray Data and pandas, about three seconds of a CPU at every start and restart
@@ -17,5 +17,5 @@ class LeanTrainer(TorchTrainer):  # type: ignore[misc]
     """
 
     def _create_default_callbacks(self) -> list[Any]:
-        callbacks: list[Any] = super()._create_default_callbacks()
+        callbacks: list[Any] = super()._create_default_callbacks()  # type: ignore[misc]
         return [callback for callback in callbacks if type(callback).__name__ not in _UNUSED]
