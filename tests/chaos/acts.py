@@ -86,7 +86,7 @@ def drive(case: Case, run: Path, content: dict[str, Any], cluster: Nodes, acted:
     if case.act == "ctrl_c_twice" and took > 15:
         raise RaydistError(f"a second Ctrl-C took {took:.0f} s")
     left = titles(session)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120  # Ray's agents of a killed driver look for its GCS for a minute before they end
     while left and time.monotonic() < deadline:
         time.sleep(0.2)
         left = titles(session)

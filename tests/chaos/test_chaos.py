@@ -20,26 +20,14 @@ from tests.chaos.promises import problems_of
 from tests.chaos.runs import job, lines_of, state_of, unseen
 
 REPOSITORY = Path(__file__).parents[2]
-SUBSET = (
-    "kill while it saves",
-    "kill the controller",
-    "raylet, copies",
-    "a node comes",
-    "preemption",
-    "SIGTERM",
-    "stop rank 1",
-    "odd collective",
-    "corrupt",
-    "rollback",
-    "out of memory, late",
-)
+SUBSET = ("kill while it saves", "raylet, copies", "stop rank 1", "rollback")
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_a_subset_of_the_faults_and_some_random_kills_end_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    command = [sys.executable, str(REPOSITORY / "jobs" / "chaos.py"), *SUBSET, "--random", "3"]
+    command = [sys.executable, str(REPOSITORY / "jobs" / "chaos.py"), *SUBSET, "--random", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     number = len(SUBSET) + 1
