@@ -20,7 +20,7 @@ from tests.chaos.promises import problems_of
 from tests.chaos.runs import job, lines_of, state_of, unseen
 
 REPOSITORY = Path(__file__).parents[2]
-SUBSET = ("kill while it saves", "raylet, copies", "stop rank 1", "rollback")
+SUBSET = ("kill while it saves", "rollback")
 
 
 @pytest.mark.cluster
