@@ -76,8 +76,8 @@ class Keeper:
         self.saver: Saver | None = None
         self.last: StepResult | None = None
         self.evaluated: dict[str, Any] = {}
-        self._from_memory = False
         self.trained: dict[str, Any] = {}
+        self._from_memory = False
 
     # -- going on ---------------------------------------------------------------------------------------------------
 
@@ -196,12 +196,12 @@ class Keeper:
             if self.world.is_main:
                 self.run.append_metrics(result.metrics)
                 self.listen("line", result.metrics)
-        if result.checkpoint:
+        if result.checkpoint or result.copy:
             state = result.state()
-            if self.saver is not None:
+            if result.checkpoint and self.saver is not None:
                 self.saver.save(state, result.step, self.evaluated_at(result))
-        if result.copy and self.attempt.copies is not None and self.world.is_main:
-            self.attempt.copies.put(result.step, result.state())
+            if result.copy and self.attempt.copies is not None and self.world.is_main:
+                self.attempt.copies.put(result.step, state)
         if result.status != "running" and self.saver is not None:
             self.saver.wait()
             if self.saver.failure is not None:

@@ -85,7 +85,7 @@ class _Loop:
         self.train, self.evaluation, self.control, self.data_state = train, evaluation, control, data_state
         self.clock = Clock()
         self.last_norm = 0.0
-        self.saved_at = self.evaluated_at = self.logged_at = time.monotonic()
+        self.saved_at = self.evaluated_at = self.logged_at = self.copied_at = time.monotonic()
         self.position = Position()
         self.first = 0
         trainer.passes.fault = control.fault if control.faults is not None else None
@@ -176,13 +176,14 @@ class _Loop:
         self.trainer.passes.notes.clear()
 
     def _wishes(self) -> list[int]:
-        """What this rank wants of the coming boundary: to stop, and (rank 0's clock) to save, evaluate or log by minutes."""
+        """What this rank wants of the coming boundary: to stop, and (rank 0's clock) what is due by minutes."""
         now = time.monotonic()
         return [
             int(self.control.stop is not None),
             self._minutes(self.config.checkpoint.every, now - self.saved_at),
             self._minutes(self.config.train.eval_every, now - self.evaluated_at),
             self._minutes(self.config.train.log_every, now - self.logged_at),
+            self._minutes(self.config.checkpoint.memory, now - self.copied_at),
             int(bool(self.control.events)),
         ]
 
@@ -193,7 +194,7 @@ class _Loop:
     # -- boundaries -------------------------------------------------------------------------------------------------
 
     def _boundary(self, data: StepData, wishes: list[int]) -> StepResult | None:
-        stop, save_now, eval_now, log_now, events = wishes
+        stop, save_now, eval_now, log_now, copy_now, events = wishes
         step = self.trainer.counters.step
         status: Status = "interrupted" if stop else "finished" if self._over(self.position) else "running"
         done = status == "finished"
@@ -204,7 +205,7 @@ class _Loop:
             self.trainer.extra["owed"] = {"epoch": data.epoch, "grad_norm": self.last_norm}
             evaluating = logging = False
         saving = bool(save_now or done or stop or due(self.config.checkpoint.every, step, data))
-        copying = self.control.copies and due(self.config.checkpoint.memory, step, data)
+        copying = self.control.copies and bool(copy_now or due(self.config.checkpoint.memory, step, data))
         if not (logging or saving or stop or events or copying):
             return None
         line = self._line(data.epoch, logging)
@@ -213,12 +214,13 @@ class _Loop:
             if stops_early(self.config.train.early_stop, line, self.trainer) and status == "running":
                 status, saving = "early_stop", True
             saving = is_best(self.config.checkpoint.best, line, self.trainer) or saving
+        if saving or copying:
+            self.trainer.share_buffers()
         if saving:
             self.saved_at = time.monotonic()
-            self.trainer.share_buffers()
             self.trainer.spread.check_in_sync(f"checkpoint at step {step}")
-        elif copying:
-            self.trainer.share_buffers()
+        if copying:
+            self.copied_at = time.monotonic()
         return self._result(line, status, logging, bool(evaluating), saving, bool(events) or status != "running", copying)
 
     def _pay(self, epoch: int, grad_norm: float) -> StepResult:

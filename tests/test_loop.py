@@ -5,15 +5,23 @@ One step from w on rows x: w - 0.1 * mean(2 x (w x - 3 x)) = w + 0.2 * mean(x^2)
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from raydist.control import Control
+from raydist.config import parse_config
+from raydist.control import Control, StepResult
+from raydist.data.torch_data import TorchSource, build_dataset
 from raydist.errors import DataError, TrainError
+from raydist.loop import fit
+from raydist.task import build_task
+from raydist.world import World
 from tests.support import RankError, lin_job, run_ranks, train_here
 
 WORLDS = [1, 2, 3, 4]
@@ -333,20 +341,25 @@ def test_a_bad_step_can_be_skipped_by_all_ranks() -> None:
     assert result["events"][0]["kind"] == "bad_step"
 
 
-def test_copies_are_handed_out_only_where_somebody_takes_them() -> None:
-    from raydist.config import parse_config
-    from raydist.data.torch_data import TorchSource, build_dataset
-    from raydist.loop import fit
-    from raydist.task import build_task
-    from raydist.world import World
+def results_of(copies: bool, **checkpoint: Any) -> list[StepResult]:
+    """All results of four steps in this process; `copies`: somebody takes copies of the state."""
+    config = parse_config(lin_job([1] * 8, 2, train__log_every={"steps": 100}, checkpoint=checkpoint), Path.cwd())
+    dataset = build_dataset(config.data.train, "data.train")
+    source = TorchSource(dataset, config.data.train, 2, config.seed, 0, 1)
+    return list(fit(config, build_task(config.task), World(), source, control=Control(copies=copies)))
 
-    job = lin_job(
-        [1] * 8, 2, checkpoint={"every": {"steps": 3}, "memory": {"steps": 2}}, train={"epochs": 1, "log_every": {"steps": 100}}
-    )
-    config = parse_config(job, Path.cwd())
-    for takes, copied in ((True, [2, 4]), (False, [])):
-        dataset = build_dataset(config.data.train, "data.train")
-        source = TorchSource(dataset, config.data.train, 2, config.seed, 0, 1)
-        results = list(fit(config, build_task(config.task), World(), source, control=Control(copies=takes)))
-        assert [result.step for result in results if result.copy] == copied
-        assert [result.step for result in results if result.checkpoint] == [3, 4]
+
+@pytest.mark.parametrize(("takes", "copied"), [(True, [2, 4]), (False, [])])
+def test_copies_are_handed_out_only_where_somebody_takes_them(takes: bool, copied: list[int]) -> None:
+    results = results_of(takes, every={"steps": 3}, memory={"steps": 2})
+    assert [result.step for result in results if result.copy] == copied
+    assert [result.step for result in results if result.checkpoint] == [3, 4]
+
+
+def test_copies_by_minutes_go_by_the_clock_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=10.0)  # each look at the clock is ten seconds later
+    faked = SimpleNamespace(monotonic=lambda: next(clock), perf_counter=time.perf_counter)
+    monkeypatch.setattr("raydist.loop.time", faked)
+    copied = [result.step for result in results_of(True, every=None, memory={"minutes": 0.1}) if result.copy]
+    assert copied == [1, 2, 3, 4]  # six seconds have always passed
+    assert not any(result.copy for result in results_of(True, every=None, memory={"minutes": 100}))

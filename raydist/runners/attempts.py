@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.25
 _CLUSTER_POLL_S = 2.0
+_NODE_POLL_S = 0.5
 _NODE_PATIENCE_S = 60.0
 """How long a restart waits for enough workers to fit again."""
 _PLANNED = ("resize", "preemption")
@@ -167,7 +168,7 @@ class Attempts:
                 if time.monotonic() >= deadline:
                     failed(self.start, self.config, error, self.restarts)
                     raise TrainError(f"no restart is possible: {error}") from error
-            time.sleep(_POLL_S * 5)
+            time.sleep(_NODE_POLL_S)
 
     def _one(self, attempt: Attempt, workers: int) -> Failure | None:
         """One attempt in a thread, while this one watches. None when it ended well."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -165,24 +167,17 @@ def test_notices_and_new_nodes_ask_for_a_save(
     monkeypatch.setattr(module, "_CLUSTER_POLL_S", 0.0)
     there = Room(1, room)
 
-    def act(attempt: Attempt) -> None:
-        there.going = going
-        stop = StopFile(attempt.start.root)
-        while stop.asked() is None:
-            pass
-        stops(str(stop.asked()))(attempt)
-
-    workers = Workers(act, finishes)
-    run = attempts(tmp_path, there, workers, "scaling.workers=[1, 2]")
-    run.stop.ask, asked = (lambda reason: (seen.append(reason), asked(reason))[1]), run.stop.ask  # type: ignore[method-assign]
     seen: list[str] = []
 
-    def clear() -> None:
+    def act(attempt: Attempt) -> None:
+        there.going = going
+        while (reason := StopFile(attempt.start.root).asked()) is None:
+            time.sleep(0.01)
         there.going = set()
-        StopFile.clear(run.stop)
+        seen.append(reason)
+        stops(reason)(attempt)
 
-    run.stop.clear = clear  # type: ignore[method-assign]
-    run.run()
+    attempts(tmp_path, there, Workers(act, finishes), "scaling.workers=[1, 2]").run()
     assert seen[0] == words
 
 
@@ -202,8 +197,6 @@ def test_the_users_reason_outdoes_a_planned_one_and_the_first_counts(tmp_path: P
 
 
 def test_workers_that_do_not_stop_in_time_are_given_up(tmp_path: Path) -> None:
-    import threading
-
     run = attempts(tmp_path, Room(1), Workers(), "scaling.workers=1", "failure.grace=0.1")
     over = threading.Event()
 
