@@ -77,7 +77,7 @@ def run_all(cases: list[Case], folder: Path) -> tuple[list[Report], str]:
 
 def left_in(cluster: Nodes) -> list[str]:
     """What the runs left in the cluster; Ray takes a moment to end actors."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 15
     while (busy(cluster.session) or placement_groups()) and time.monotonic() < deadline:
         time.sleep(0.2)
     groups = placement_groups()

@@ -12,7 +12,8 @@ from typing import Any
 
 from raydist.runners.cluster import quiet
 
-SERVICES = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::_AutoscalingCoordinatorActor")
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+SERVICES = ("ray::IDLE", *AGENTS, "ray::_AutoscalingCoordinatorActor")
 
 
 class Nodes:
