@@ -15,7 +15,7 @@ PYTHON ?=
 JOB ?= jobs/digits.yaml
 ARGS ?=
 
-.PHONY: help install train test test-fast chaos lint types clean
+.PHONY: help install train test nightly test-fast chaos lint types clean
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -39,11 +39,14 @@ train: $(STAMP) ## train the handwritten digits job: make train ARGS="scaling.wo
 	@$(BIN)/python jobs/data/digits.py
 	$(BIN)/raydist train $(JOB) $(ARGS)
 
-test: $(STAMP) ## run all tests
-	$(BIN)/python -m pytest $(ARGS)
+test: $(STAMP) ## run all tests but those marked nightly
+	$(BIN)/python -m pytest -m "not nightly" $(ARGS)
+
+nightly: $(STAMP) ## run the tests that are too long for every change
+	$(BIN)/python -m pytest -m nightly $(ARGS)
 
 test-fast: $(STAMP) ## run the tests that start no Ray and take no time
-	$(BIN)/python -m pytest -m "not (cluster or slow or gpu)" $(ARGS)
+	$(BIN)/python -m pytest -m "not (cluster or slow or gpu or nightly)" $(ARGS)
 
 chaos: $(STAMP) ## break a small run in every way we know, kill it at random, and print one table
 	$(BIN)/python jobs/chaos.py $(ARGS)
