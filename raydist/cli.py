@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raydist.cli_plan import plan
 from raydist.errors import ConfigError, Interrupted, RaydistError
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ def export(
     from raydist.export import export_weights
 
     print(export_weights(run, out, best=best, ema=ema))
+
+
+app.command()(plan)
 
 
 def load(job: Path, overrides: list[str] | None) -> JobConfig:

@@ -1,0 +1,33 @@
+"""`raydist plan`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def plan(
+    job: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the file's.")
+    ] = None,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SHAPE", help="Nodes to place workers on, such as 2x8xA100 or 4x16cpu; else this machine."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
+) -> None:
+    """Say what a job will do, without a cluster: batches, steps, memory, placement. Exit code 1 when it cannot start there."""
+    from raydist.cli import load
+    from raydist.planning.nodes import parse_nodes, this_machine
+    from raydist.planning.plan import make_plan
+    from raydist.planning.show import text
+
+    config = load(job, overrides)
+    made = make_plan(config, parse_nodes(nodes) if nodes else this_machine())
+    print(json.dumps(made, indent=2) if as_json else text(made))
+    if made["problems"]:
+        raise typer.Exit(1)

@@ -1,0 +1,1 @@
+"""`raydist plan`: what a job will do, worked out without a cluster."""
