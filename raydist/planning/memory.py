@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ def _built(task: Task) -> nn.Module:
 
 def _fixed(config: JobConfig, model: nn.Module, workers: int) -> dict[str, int]:
     trainable = [p for p in model.parameters() if p.requires_grad]
-    weights, buffers = _bytes(list(model.parameters())), _bytes(list(model.buffers()))
+    weights, buffers = _bytes(model.parameters()), _bytes(model.buffers())
     gradients = _bytes(trainable)
     strategy = config.strategy
     ddp = strategy.name == "ddp" and workers > 1
@@ -108,7 +109,7 @@ def _fixed(config: JobConfig, model: nn.Module, workers: int) -> dict[str, int]:
     }
 
 
-def _bytes(tensors: list[torch.Tensor]) -> int:
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
@@ -123,7 +124,7 @@ def _optimizer_bytes(config: JobConfig, model: nn.Module) -> int:
             parameter.grad = torch.empty_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return _bytes([v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)])
+    return _bytes(v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor))
 
 
 def _activation_bytes(config: JobConfig, task: Task, model: nn.Module, batch: Any) -> int:
