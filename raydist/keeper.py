@@ -18,6 +18,7 @@ from raydist.control import Control, StepResult
 from raydist.data.job import Sources
 from raydist.errors import CheckpointError, RaydistError
 from raydist.manifest import folder_name
+from raydist.monitor import Monitor, place_of, places_in_words
 from raydist.rundir import RunDir
 from raydist.saver import Saver
 from raydist.start import Start
@@ -75,6 +76,7 @@ class Keeper:
         self.run = RunDir(attempt.start.root)
         self.saver: Saver | None = None
         self.last: StepResult | None = None
+        self.monitor = Monitor()
         self.evaluated: dict[str, Any] = {}
         self.trained: dict[str, Any] = {}
         self._from_memory = False
@@ -139,6 +141,7 @@ class Keeper:
 
     def started(self, state: TrainState | None, total: int | None, sources: Sources) -> None:
         step = 0 if state is None else int(state.counters["step"])
+        places = self.world.gather(place_of(self.world))
         if not self.world.is_main:
             return
         known = self.run.read_metrics()
@@ -147,6 +150,8 @@ class Keeper:
         own = [line for line in known if line["step"] <= logged]
         for line in own:
             self._remember(line)
+            self.monitor.add(line)
+        self.monitor.begin(step)
         self.run.truncate_metrics(logged)
         kind = "restart" if self.attempt.number else "start" if state is None else "resume"
         reason = f"from step {step}" if state is not None else "from scratch"
@@ -163,6 +168,7 @@ class Keeper:
             lost_steps=lost,
             attempt=self.attempt.number,
         )
+        self.event("monitor", reason=places_in_words(places), backend=self.world.backend, ranks=places)
         for note in [*(self.attempt.start.notes if not self.attempt.number else []), *sources.notes]:
             self.event("note", reason=note)
         self.listen("started", {"step": step, "total": total})
@@ -196,6 +202,8 @@ class Keeper:
             if self.world.is_main:
                 self.run.append_metrics(result.metrics)
                 self.listen("line", result.metrics)
+                if (slow := self.monitor.add(result.metrics)) is not None:
+                    self.event("slow_rank", step=result.step, **slow)
         if result.checkpoint or result.copy:
             state = result.state()
             if result.checkpoint and self.saver is not None:
@@ -243,6 +251,7 @@ class Keeper:
             "restarts": self.attempt.restarts,
             "lost_steps": self._lost() if self.world.is_main else 0,
             "seconds": time.time() - self.attempt.start.began,
+            **self.monitor.summary(),
             "run": self.attempt.start.root,
         }
         if self.world.is_main:

@@ -15,8 +15,9 @@ from raydist.data.source import EvalSource, Position, StepData, TrainSource
 from raydist.errors import DataError, TrainError
 from raydist.evaluation import evaluate
 from raydist.faults import poisoned
-from raydist.metrics import Clock, peak_memory_mb
+from raydist.metrics import Clock
 from raydist.milestones import due, is_best, stops_early
+from raydist.monitor import columns, memory_of, row_of
 from raydist.task import Task
 from raydist.trainer import Outcome, Trainer
 from raydist.world import World
@@ -169,6 +170,7 @@ class _Loop:
         self.clock.steps += 1
         self.clock.rows += data.global_rows
         self.clock.data_wait += data.wait_s
+        self.clock.sample(self.trainer.spread.reduce_wait)
         self.last_norm = outcome.grad_norm
         for kind, reason in self.trainer.passes.notes:
             if self.world.is_main:
@@ -241,15 +243,16 @@ class _Loop:
             trainer.meter.reduce(self.world)  # gathered on rank 0, so that a checkpoint holds the loss since the last line
             return line
         self.logged_at = time.monotonic()
+        if not self.clock.samples:
+            self.clock.sample(trainer.spread.reduce_wait, always=True)
         times = self.clock.read()
-        line["train_loss"] = trainer.meter.reduce(self.world)
+        line["train_loss"], everyone = trainer.meter.reduce_with(self.world, row_of(times, self.world.device))
         trainer.meter.reset()
         line |= {"lr": trainer.schedule.lr, "grad_norm": self.last_norm}
         line |= {"skipped": trainer.counters.skipped, "rows_seen": trainer.counters.rows_seen, **times}
         if trainer.precision.scale is not None:
             line["loss_scale"] = trainer.precision.scale
-        line["memory_mb"] = peak_memory_mb(self.world.device)
-        return line
+        return line | memory_of(everyone, self.world) | {"ranks": columns(everyone)}
 
     def _evaluate(self, step: int) -> dict[str, float]:
         assert self.evaluation is not None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,21 +116,46 @@ class LossMeter:
 
     def reduce(self, world: World) -> float | None:
         """The mean over all ranks, kept on rank 0 so that a later call goes on from it. Every rank must call it."""
-        total = 0.0 if self.total is None else float(self.total)
-        total, weight = world.sum([total, self.weight])
+        return self._reduce(world, world.sum)
+
+    def _reduce(self, world: World, sum_all: Callable[[Sequence[float]], list[float]]) -> float | None:
+        total, weight = sum_all([0.0 if self.total is None else float(self.total), self.weight])
         keep = world.is_main
         self.total = torch.tensor(total, dtype=torch.float64) if keep else None
         self.weight = weight if keep else 0.0
         return total / weight if weight else None
 
+    def reduce_with(self, world: World, mine: Sequence[float]) -> tuple[float | None, list[list[float]]]:
+        """`reduce`, and every rank's `mine` (equally many numbers) in rank order, in one message. Every rank must call it."""
+        width = len(mine)
+        places = [0.0] * (world.world_size * width)
+        places[world.rank * width : (world.rank + 1) * width] = mine
+        everyone: list[float] = []
+
+        def sum_all(values: Sequence[float]) -> list[float]:
+            total, weight, *rest = world.sum([*values, *places])
+            everyone.extend(rest)
+            return [total, weight]
+
+        loss = self._reduce(world, sum_all)
+        return loss, [everyone[start : start + width] for start in range(0, len(everyone), width)]
+
     def reset(self) -> None:
         self.total, self.weight = None, 0.0
 
 
+_SAMPLE_EVERY_S = 0.05
+"""Between two samples of the wait in the gradients' reduction: one costs 0.1 ms."""
+
+
 class Clock:
-    """Where the wall time since the last log line went: waiting for data, waiting for other ranks, and the rest."""
+    """Where the wall time since the last log line went: waiting for data, waiting for other ranks, and the rest.
+
+    `sync_wait` is what is known of each step; the wait in the gradients' reduction is sampled (`sample`) and its mean added.
+    """
 
     def __init__(self) -> None:
+        self.sampled_at = -math.inf
         self.reset()
 
     def reset(self) -> None:
@@ -139,29 +165,63 @@ class Clock:
         self.data_wait = 0.0
         self.sync_wait = 0.0
         self.paused = 0.0
+        self.reduce_wait = 0.0
+        self.samples = 0
+
+    def sample(self, reduce_wait: Callable[[], float | None], always: bool = False) -> None:
+        """Take a sample of the wait in the reduction, unless the last one is too fresh."""
+        now = time.perf_counter()
+        if now - self.sampled_at < _SAMPLE_EVERY_S and not always:
+            return
+        self.sampled_at = now
+        if (seconds := reduce_wait()) is not None:
+            self.reduce_wait += seconds
+            self.samples += 1
 
     def pause(self, seconds: float) -> None:
         """Seconds of evaluation or checkpointing, which no step pays for."""
         self.paused += seconds
 
     def read(self) -> dict[str, float]:
-        """Per step: seconds, and seconds waited for data and for other ranks; rows a second of the global batch."""
+        """Per step: seconds, and those waited for data, computed, waited for other ranks; rows a second of the global batch."""
         elapsed = max(1e-9, time.perf_counter() - self.start - self.paused)
         steps = max(1, self.steps)
+        step, data = elapsed / steps, self.data_wait / steps
+        sync = self.sync_wait / steps + self.reduce_wait / max(1, self.samples)
         return {
-            "step_s": elapsed / steps,
-            "data_wait_s": self.data_wait / steps,
-            "sync_wait_s": self.sync_wait / steps,
+            "step_s": step,
+            "data_wait_s": data,
+            "compute_s": max(0.0, step - data - sync),
+            "sync_wait_s": sync,
             "rows_per_s": self.rows / elapsed,
         }
 
 
-def peak_memory_mb(device: torch.device) -> float:
-    """The most memory this process held so far, in MiB: allocated on the GPU, or resident on the CPU."""
+def peak_memory_mb(device: torch.device) -> tuple[float, float]:
+    """The most memory this process held so far, in MiB: allocated and reserved on its GPUs, or resident (twice) on the CPU."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
+        return sum_pairs(cuda_memory_mb().values())
     import resource
     import sys
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+    resident = peak / (2**20 if sys.platform == "darwin" else 2**10)
+    return resident, resident
+
+
+def cuda_memory_mb() -> dict[str, tuple[float, float]]:
+    """Per GPU that this process used: the most memory allocated and reserved so far, in MiB."""
+    found = {}
+    for index in range(torch.cuda.device_count()):
+        reserved = torch.cuda.max_memory_reserved(index)
+        if reserved:
+            found[f"cuda:{index}"] = (torch.cuda.max_memory_allocated(index) / 2**20, reserved / 2**20)
+    return found
+
+
+def sum_pairs(pairs: Iterable[tuple[float, float]]) -> tuple[float, float]:
+    """Element-wise sum."""
+    first, second = 0.0, 0.0
+    for one, other in pairs:
+        first, second = first + one, second + other
+    return first, second

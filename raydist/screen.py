@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-_TIMES = {"step_s", "data_wait_s", "sync_wait_s", "eval_s", "memory_mb"}
+_TIMES = {"step_s", "data_wait_s", "sync_wait_s", "eval_s", "memory_mb", "compute_s", "memory_reserved_mb"}
 
 
 class Screen:
@@ -74,6 +74,9 @@ class Screen:
         kind = record.get("kind", "event")
         if kind in ("start", "finish", "checkpoint", "resume", "worker_failed", "failed"):
             return
+        if kind == "slow_rank":
+            self.say(str(record.get("reason", "")))
+            return
         rank = f" (rank {record['rank']})" if record.get("rank") is not None else ""
         self.say(f"{kind.replace('_', ' ')}{rank}: {record.get('reason', '')}".rstrip(": "))
 
@@ -90,6 +93,7 @@ class Screen:
             ("steps", f"{summary.get('steps', 0)} ({summary.get('applied', 0)} applied, {summary.get('skipped', 0)} skipped)"),
             ("rows seen", f"{summary.get('rows_seen', 0)}"),
             *((key, _number(value)) for key, value in (summary.get("metrics") or {}).items() if key not in _TIMES),
+            *_times(summary),
             ("restarts", str(summary.get("restarts", 0))),
             ("seconds", f"{summary.get('seconds', 0.0):.1f}"),
             ("run", str(summary.get("run", ""))),
@@ -103,6 +107,18 @@ class Screen:
         width = max(len(key) for key, _ in rows)
         for key, value in rows:
             self.say(f"{key:<{width}}  {value}")
+
+
+def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Where the time went, and the rank that the others wait for, if there is one."""
+    rows = []
+    totals = {key: sum(values) for key, values in (summary.get("time_split") or {}).items()}
+    if whole := sum(totals.values()):
+        parts = [f"{100 * total / whole:.0f} % {key.removesuffix('_s').replace('_', ' ')}" for key, total in totals.items()]
+        rows.append(("time", ", ".join(parts)))
+    if slow := summary.get("slow_rank"):
+        rows.append(("slow rank", f"rank {slow['rank']} is slow: {slow['cause']} (in {slow['lines']} of {slow['of']} lines)"))
+    return rows
 
 
 def _numbers(record: dict[str, Any]) -> str:

@@ -50,6 +50,19 @@ class Spread:
             self._forward = self._wrap(self.module)
         return self._forward
 
+    def reduce_wait(self) -> float | None:
+        """Seconds that this rank's last known backward waited for the others after its own gradients were ready.
+
+        From DDP's own timers: the time of the reduction less what ran beside the backward. Of the step before
+        the last, on the CPU by the clock and on a GPU by events; None when DDP does not reduce, or has measured nothing yet.
+        Asking costs some 0.1 ms.
+        """
+        if not isinstance(self._forward, DistributedDataParallel):
+            return None
+        data = self._forward._get_ddp_logging_data()
+        total, beside = data.get("backward_comm_time"), data.get("backward_compute_comm_overlap_time")
+        return None if total is None or beside is None else max(0.0, (total - beside) * 1e-9)
+
     def no_sync(self, last: bool) -> AbstractContextManager[Any]:
         """Around every micro-batch; gradients are reduced in the `last` one only.
 
@@ -112,6 +125,7 @@ def _ddp(strategy: DdpStrategy, model: nn.Module, world: World) -> DistributedDa
         find_unused_parameters=strategy.find_unused_parameters,
         static_graph=strategy.static_graph,
     )
+    wrapped._set_ddp_runtime_logging_sample_rate(1)  # DDP's timers run in every step: `Spread.reduce_wait` reads them
     if strategy.comm_hook:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 

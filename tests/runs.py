@@ -39,7 +39,17 @@ def local_run(folder: Path, *overrides: str, **changes: Any) -> Path:
 
 def lines(run: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what the clock says."""
-    times = ("step_s", "data_wait_s", "sync_wait_s", "rows_per_s", "memory_mb", "eval_s")
+    times = (
+        "step_s",
+        "data_wait_s",
+        "sync_wait_s",
+        "rows_per_s",
+        "memory_mb",
+        "eval_s",
+        "compute_s",
+        "memory_reserved_mb",
+        "ranks",
+    )
     return [{k: v for k, v in line.items() if k not in times} for line in RunDir(str(run)).read_metrics()]
 
 

@@ -95,10 +95,12 @@ def test_events_say_what_happened_and_on_which_rank_and_routine_is_quiet() -> No
     screen.event({"kind": "bad_step", "rank": 1, "reason": "CUDA error: [/] boom"})
     screen.event({"kind": "note", "reason": "resuming with lr = 2, was 1"})
     screen.event({"kind": "warning", "rank": 0, "reason": "UserWarning: slow"})
+    screen.event({"kind": "slow_rank", "rank": 3, "reason": "rank 3 is slow: data"})
     assert stream.getvalue().splitlines() == [
         "bad step (rank 1): CUDA error: [/] boom",
         "note: resuming with lr = 2, was 1",
         "warning (rank 0): UserWarning: slow",
+        "rank 3 is slow: data",
     ]
 
 
@@ -115,6 +117,15 @@ def test_the_final_table_has_one_value_a_line() -> None:
         ["seconds", "12.3"],
         ["run", "runs/[a] :boom: x/digits"],
     ]
+
+
+def test_the_final_table_says_where_the_time_went_and_who_was_slow() -> None:
+    screen, stream = plain()
+    split = {"data_wait_s": [1.0, 3.0], "compute_s": [7.0, 7.0], "sync_wait_s": [2.0, 0.0]}
+    screen.table({**SUMMARY, "time_split": split, "slow_rank": {"rank": 1, "cause": "data", "lines": 3, "of": 4}})
+    rows = stream.getvalue().splitlines()
+    assert "time           20 % data wait, 70 % compute, 10 % sync wait" in rows
+    assert "slow rank      rank 1 is slow: data (in 3 of 4 lines)" in rows
 
 
 def test_the_final_table_of_a_run_that_ended_early_has_what_there_is() -> None:
