@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raydist.cli_doctor import doctor
 from raydist.cli_plan import plan
 from raydist.errors import ConfigError, Interrupted, RaydistError
 
@@ -92,6 +93,7 @@ def export(
 
 
 app.command()(plan)
+app.command()(doctor)
 
 
 def load(job: Path, overrides: list[str] | None) -> JobConfig:

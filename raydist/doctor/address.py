@@ -1,0 +1,104 @@
+"""A cluster's address: read, and tried, before Ray is asked; Ray itself takes up to 40 s to say that nobody answers."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from dataclasses import dataclass
+
+from raydist.errors import ConfigError, RaydistError
+
+_SCHEMES = ("ray", "http", "https")
+_HOST_PORT = re.compile(
+    r"(?:(?P<scheme>[a-z][a-z0-9+.-]*)://)?(?:\[(?P<six>[^\[\]]*)\]|(?P<host>[^\[\]/:]*)):(?P<port>[^:/]*)/?"
+)
+_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
+
+CONNECT_S = 5.0
+
+
+class AddressError(RaydistError):
+    """Nobody answers at a well-formed address: `found` says refused or timed out, `todo` what to do."""
+
+    def __init__(self, found: str, todo: str) -> None:
+        super().__init__(f"{found}: {todo}")
+        self.found, self.todo = found, todo
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a cluster listens; `host` without brackets."""
+
+    scheme: str | None
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """`HOST:PORT`, `[IPv6]:PORT`, or a URL of the two. ConfigError ("malformed") says what is wrong."""
+    found = _HOST_PORT.fullmatch(text.strip())
+    if found is None:
+        head, _, port = text.strip().rpartition(":")
+        if _is_ip(head, 6) and port.isdigit():
+            raise ConfigError(f"address {text!r} is malformed: an IPv6 address goes in brackets; write [{head}]:{port}")
+        bare = text.strip().strip("[]")
+        if _is_ip(bare, 6):
+            raise ConfigError(f"address {text!r} is malformed: the port is missing; write [{bare}]:6379")
+        raise ConfigError(f"address {text!r} is malformed: write HOST:PORT, such as 10.0.0.1:6379 or [fd00::1]:6379")
+    scheme, host, port = found["scheme"], found["six"] or found["host"] or "", found["port"]
+    if scheme is not None and scheme not in _SCHEMES:
+        raise ConfigError(f"address {text!r} is malformed: {scheme}:// is none of {', '.join(s + '://' for s in _SCHEMES)}")
+    if not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise ConfigError(f"address {text!r} is malformed: the port is {port!r}, and 1 to 65535 is allowed")
+    if found["six"] is not None and not _is_ip(host, 6):
+        raise ConfigError(f"address {text!r} is malformed: {host!r} in brackets is no IPv6 address")
+    if found["six"] is None and not (_is_ip(host, 4) if re.fullmatch(r"[\d.]+", host) else _NAME.fullmatch(host)):
+        raise ConfigError(f"address {text!r} is malformed: {host!r} is no host name and no IPv4 address")
+    return Address(scheme, host, int(port))
+
+
+def _is_ip(text: str, version: int) -> bool:
+    """Whether `text` is an IP address of this version; IPv6 may end with a zone (`%eth0`)."""
+    try:
+        return ipaddress.ip_address(text).version == version
+    except ValueError:
+        return False
+
+
+def check_answers(address: Address, timeout_s: float = CONNECT_S) -> None:
+    """Connect, and hang up. AddressError ("refused" or "timed out") or ConfigError (a name that nobody knows)."""
+    try:
+        socket.create_connection((address.host, address.port), timeout=timeout_s).close()
+    except TimeoutError as error:
+        raise AddressError(
+            f"{address} timed out: no answer in {timeout_s:g} s",
+            "a firewall may drop the packets, or the machine is off: open the port to this machine, or take the address that "
+            "`ray start` printed",
+        ) from error
+    except socket.gaierror as error:
+        raise ConfigError(f"address {str(address)!r} is malformed: nobody knows a host {address.host!r} ({error})") from error
+    except OSError as error:
+        raise AddressError(
+            f"{address} refused: {error.strerror or error}",
+            "nothing listens there: is the head node up (`ray start --head`), and is that its port (6379 by default)?",
+        ) from error
+
+
+def check_speaks_grpc(address: Address, timeout_s: float = CONNECT_S) -> None:
+    """Begin to speak as Ray would. AddressError ("timed out") when what listens there does not answer."""
+    import grpc
+
+    channel = grpc.insecure_channel(str(address))
+    try:
+        grpc.channel_ready_future(channel).result(timeout=timeout_s)
+    except grpc.FutureTimeoutError as error:
+        raise AddressError(
+            f"{address} timed out: something listens there and did not answer as Ray's head node does in {timeout_s:g} s",
+            "take the address that `ray start` printed (port 6379 by default; 8265 is the dashboard's)",
+        ) from error
+    finally:
+        channel.close()
