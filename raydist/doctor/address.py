@@ -88,17 +88,35 @@ def check_answers(address: Address, timeout_s: float = CONNECT_S) -> None:
         ) from error
 
 
-def check_speaks_grpc(address: Address, timeout_s: float = CONNECT_S) -> None:
-    """Begin to speak as Ray would. AddressError ("timed out") when what listens there does not answer."""
+def check_is_ray(address: Address, timeout_s: float = CONNECT_S) -> None:
+    """Ask Ray's head node a small question, with this machine's token. AddressError: no answer in time, or not let in."""
     import grpc
+    from ray._raylet import AuthenticationTokenLoader
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
+    token: dict[str, str] = AuthenticationTokenLoader.instance().get_token_for_http_header(ignore_auth_mode=True)
     channel = grpc.insecure_channel(str(address))
     try:
-        grpc.channel_ready_future(channel).result(timeout=timeout_s)
-    except grpc.FutureTimeoutError as error:
+        stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        stub.CheckAlive(
+            gcs_service_pb2.CheckAliveRequest(), timeout=timeout_s, metadata=list(token.items()), wait_for_ready=True
+        )
+    except grpc.RpcError as error:
+        code, details = error.code(), error.details()
+        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise AddressError(
+                f"{address} timed out: something listens there and did not answer as Ray's head node does in {timeout_s:g} s",
+                "take the address that `ray start` printed (port 6379 by default; 8265 is the dashboard's)",
+            ) from error
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            mine = "another token than this machine's" if token else "a token, and this machine has none"
+            raise AddressError(
+                f"{address} refused: the cluster wants {mine}",
+                "copy the head node's ~/.ray/auth_token here, or set RAY_AUTH_TOKEN",
+            ) from error
         raise AddressError(
-            f"{address} timed out: something listens there and did not answer as Ray's head node does in {timeout_s:g} s",
-            "take the address that `ray start` printed (port 6379 by default; 8265 is the dashboard's)",
+            f"{address} refused: what listens there is no Ray head node of this version ({code.name}: {details})",
+            "take the address that `ray start` printed, and the same version of Ray on both sides",
         ) from error
     finally:
         channel.close()

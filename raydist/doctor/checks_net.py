@@ -31,6 +31,7 @@ def check_host_name(survey: Survey) -> list[Finding]:
         words = f"{facts['host']!r} " + (f"resolves to {', '.join(addresses)} only" if addresses else "does not resolve")
         todo = f"put `{node.ip} {facts['host']}` into /etc/hosts there, or set GLOO_SOCKET_IFNAME where Ray is started"
         bad = len(survey.nodes) > 1 and not pinned
+        words += f", and GLOO_SOCKET_IFNAME is {pinned}" if pinned else ""
         found.append(Finding("host name", "fail" if bad else "ok", words, node.name, todo if bad else ""))
     return found or [Finding("host name", "ok", "each leads to an address of the network")]
 
@@ -144,8 +145,8 @@ def _reduced(reduced: Reduced) -> list[Finding]:
         return [Finding(check, "skip", reduced.skipped)]
     broken = [(where, rank) for where, rank in zip(reduced.where, reduced.ranks, strict=True) if not rank["right"]]
     if broken:
-        where, rank = broken[0]
-        words = rank["error"] or "a wrong sum"
+        words = broken[0][1]["error"] or "a wrong sum"
+        where = ", ".join(name for name, _ in broken) if len(broken) < len(reduced.ranks) else "all"
         todo = (
             "mend interface and ports first, if they are not ok; else look for the first rank that fails with NCCL_DEBUG=INFO"
         )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BUDGET_S = 50.0
 """For everything after the connection, so that all of it stays below a minute."""
-START_S, ASK_S, REDUCE_S = 25.0, 12.0, 15.0
+START_S, ASK_S, REDUCE_S = 25.0, 12.0, 10.0
 
 
 class Deadline:
@@ -57,6 +57,7 @@ def look(
     chosen = [entry for entry in alive if not only or any(_is(entry, name) for name in only)]
     names = _names(entries)
     nodes = [_start(entry, names[entry["NodeID"]]) for entry in chosen]
+    nodes.sort(key=lambda node: (not node.seen.head, node.seen.name))
     survey = Survey(
         [node.seen for node in nodes],
         probe.versions(),

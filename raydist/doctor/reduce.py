@@ -27,10 +27,10 @@ def all_reduce(rank: int, world_size: int, address: str, port: int, backend: str
     import torch.distributed as dist
 
     device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
-    store = dist.TCPStore(address, port, world_size, rank == 0, timedelta(seconds=timeout_s), wait_for_workers=False)
+    host = f"[{address}]" if ":" in address else address
     group = None
     try:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
+        dist.init_process_group(backend, f"tcp://{host}:{port}", timedelta(seconds=timeout_s), rank=rank, world_size=world_size)
         group = dist.group.WORLD
         right = True
         seconds = []

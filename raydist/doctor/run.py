@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from raydist.doctor import checks, checks_job, checks_net
-from raydist.doctor.address import AddressError, check_answers, check_speaks_grpc, parse_address
+from raydist.doctor.address import AddressError, check_answers, check_is_ray, parse_address
 from raydist.doctor.look import look
 from raydist.doctor.report import Finding, Survey
 from raydist.errors import ConfigError, RaydistError
@@ -109,7 +109,7 @@ def _reach(address: str) -> None:
         )
     check_answers(where)
     if where.scheme is None and os.environ.get("RAY_USE_TLS", "0") in ("", "0"):
-        check_speaks_grpc(where)
+        check_is_ray(where)
 
 
 def _within(seconds: float, address: str, connect: Any) -> None:

@@ -6,11 +6,16 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent import futures
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
+from ray import _raylet
+from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-from raydist.doctor.address import AddressError, check_answers, check_speaks_grpc, parse_address
+from raydist.doctor.address import Address, AddressError, check_answers, check_is_ray, parse_address
 from raydist.errors import ConfigError
 from tests.support import free_port
 
@@ -93,15 +98,51 @@ def test_something_else_listens_there() -> None:
         check_answers(address)
         began = time.monotonic()
         with pytest.raises(AddressError, match=r"timed out: something listens there and did not answer as Ray's head node"):
-            check_speaks_grpc(address, timeout_s=0.5)
+            check_is_ray(address, timeout_s=0.5)
         assert time.monotonic() - began < 5
 
 
-def test_a_grpc_server_is_let_pass() -> None:
+class Head(gcs_service_pb2_grpc.NodeInfoGcsServiceServicer):
+    """Answers as Ray's head node does, to those with the right token."""
+
+    def CheckAlive(self, request: Any, context: Any) -> Any:
+        if dict(context.invocation_metadata()).get("authorization") != "Bearer right":
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+        return gcs_service_pb2.CheckAliveReply()
+
+
+@contextmanager
+def serving(servicer: Any) -> Iterator[Address]:
     server = grpc.server(futures.ThreadPoolExecutor(1))
+    if servicer is not None:
+        gcs_service_pb2_grpc.add_NodeInfoGcsServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        check_speaks_grpc(parse_address(f"127.0.0.1:{port}"))
+        yield parse_address(f"127.0.0.1:{port}")
     finally:
         server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [("right", None), ("wrong", "another token than this machine's"), ("", "a token, and this machine has none")],
+)
+def test_a_head_node_that_wants_a_token(token: str, words: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = {"authorization": f"Bearer {token}"} if token else {}
+    loader = SimpleNamespace(get_token_for_http_header=lambda ignore_auth_mode: mine)
+    monkeypatch.setattr(_raylet, "AuthenticationTokenLoader", SimpleNamespace(instance=lambda: loader))
+    with serving(Head()) as address:
+        if words is None:
+            check_is_ray(address)
+        else:
+            with pytest.raises(AddressError, match=f"refused: the cluster wants {words}: copy the head node's"):
+                check_is_ray(address)
+
+
+def test_another_server_of_the_same_protocol() -> None:
+    with (
+        serving(None) as address,
+        pytest.raises(AddressError, match=r"refused: .* is no Ray head node of this version \(UNIMPL"),
+    ):
+        check_is_ray(address)

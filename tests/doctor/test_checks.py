@@ -221,7 +221,9 @@ def test_an_all_reduce_that_fails_is_wrong_or_slow() -> None:
     ranks[1] = {"right": False, "bytes_per_s": 0.0, "error": "Connection reset by peer"}
     bad = one(checks_net.check_all_reduce(survey), "fail")
     assert (bad.where, bad.found) == ("b", "1 of 2 ranks failed: Connection reset by peer")
-    ranks[1] = {**GOOD_RANK, "right": False}
+    ranks[0] = ranks[1]
+    assert one(checks_net.check_all_reduce(survey), "fail").where == "all"
+    ranks[0], ranks[1] = dict(GOOD_RANK), {**GOOD_RANK, "right": False}
     assert one(checks_net.check_all_reduce(survey), "fail").found == "1 of 2 ranks failed: a wrong sum"
     ranks[1] = {**GOOD_RANK, "bytes_per_s": 1e6}
     assert one(checks_net.check_all_reduce(survey), "warn").found == "right on 2 ranks, 0.001 GB/s"
