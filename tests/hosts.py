@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,7 @@ class Host:
         self.process = subprocess.Popen(
             ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script],
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
         )
@@ -89,13 +89,11 @@ class Host:
         self.run("nft", "delete table inet raydist")
 
     def end(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
+        """Kill the first process, and with it all others; returns when they are gone."""
+        os.kill(self.pid, signal.SIGKILL)
         self.process.wait(timeout=10)
         assert self.process.stdout is not None
         self.process.stdout.close()
-        deadline = time.monotonic() + 10
-        while Path(f"/proc/{self.pid}").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
 
 
 class Hosts:
@@ -119,7 +117,7 @@ class Hosts:
         link = ["ip", "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", str(host.pid)]
         subprocess.run([*network, *link], check=True, capture_output=True, timeout=10)
         self.switch.run("sh", "-c", f"ip link set to-{name} master br0 && ip link set to-{name} up")
-        away = f"192.168.{number}.1/24"  # a net that no other host is in
+        away = f"10.9.{number}.1/24"  # no other host is in it; below the others, for gloo lets the lower address listen
         host.run(
             "sh",
             "-c",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,21 @@ class Breaks(Dataset[Any]):
     def __getitem__(self, row: int) -> Any:
         if row == self.at and (self.rank is None or os.environ.get("RANK") == str(self.rank)):
             raise FileNotFoundError(f"image {row}.png")
+        x = torch.tensor([self.xs[row]])
+        return x, 3 * x
+
+
+class Slow(Dataset[Any]):
+    """Rows (x, 3x), each of which takes 30 ms."""
+
+    def __init__(self, xs: list[float]) -> None:
+        self.xs = xs
+
+    def __len__(self) -> int:
+        return len(self.xs)
+
+    def __getitem__(self, row: int) -> Any:
+        time.sleep(0.03)
         x = torch.tensor([self.xs[row]])
         return x, 3 * x
 

@@ -238,13 +238,19 @@ def _all_reduce(nodes: list[_Node], backend: str, gpus: float, deadline: Deadlin
         if len(ready) < len(own):
             why = "GPUs are in use" if gpus else "the nodes' processes did not start in time"
             return Reduced(backend, where, skipped=f"not tried: {why}")
-        port = ray.get(own[0].free_port.remote(), timeout=deadline.left(ASK_S) + 1)
-        seconds = deadline.left(REDUCE_S)
-        ip = team[0].seen.ip
-        refs = [a.all_reduce.remote(rank, len(own), ip, port, backend, seconds) for rank, a in enumerate(own)]
-        silent = {"right": False, "bytes_per_s": 0.0, "error": f"no end within {seconds:.0f} s"}
-        ranks = [found if isinstance(found, dict) else silent for _, found in _collect(team, refs, seconds + 2)]
+        ranks = _reduce_once(team, own, backend, deadline)
         return Reduced(backend, where, ranks)
     finally:
         for actor in extra:
             ray.kill(actor)
+
+
+def _reduce_once(team: list[_Node], actors: list[Any], backend: str, deadline: Deadline) -> list[dict[str, Any]]:
+    """What each rank says; `actors[i]` on `team[i]` is rank i."""
+    import ray
+
+    port = ray.get(actors[0].free_port.remote(), timeout=deadline.left(ASK_S) + 1)
+    seconds, ip = deadline.left(REDUCE_S), team[0].seen.ip
+    refs = [a.all_reduce.remote(rank, len(actors), ip, port, backend, seconds) for rank, a in enumerate(actors)]
+    silent = {"right": False, "bytes_per_s": 0.0, "error": f"no end within {seconds:.0f} s"}
+    return [found if isinstance(found, dict) else silent for _, found in _collect(team, refs, seconds + 2)]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from raydist.rundir import RunDir
 from raydist.runners.local import train_local
@@ -26,11 +25,16 @@ pytestmark = [pytest.mark.cluster, pytest.mark.skipif(REASON is not None, reason
 RAY = str(Path(sys.executable).with_name("ray"))
 ADDRESS = "10.77.0.1:6379"
 AHEAD_S = 30
+SLOT = '--resources={"slot": 1}'
+"""One worker's, on the two hosts that are well."""
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_health_check_period_ms": "1000",  # a silent node is dead after five of these
+    **{
+        f"RAY_health_check_{name}": value
+        for name, value in (("period_ms", "500"), ("timeout_ms", "1000"), ("failure_threshold", "3"))
+    },
     "GLOO_SOCKET_IFNAME": "eth0",  # host names resolve to nothing here
     "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")]),
 }
@@ -40,11 +44,11 @@ ENVIRONMENT = {
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """A head and two workers. On `c` gloo is told the wrong interface, the clock is wrong, and `b` may not reach high ports."""
     with Hosts(["a", "b", "c"], tmp_path_factory.mktemp("hosts")) as made:
-        head = start(made["a"], 1, "--head", "--port=6379", "--include-dashboard=false")
+        head = start(made["a"], 1, "--head", "--port=6379", "--include-dashboard=false", SLOT)
         assert head.wait(90) == 0, head.communicate()[0]
         sick = {"GLOO_SOCKET_IFNAME": "eth1", "RAYDIST_FAKE_CLOCK_OFFSET_S": str(AHEAD_S)}
         workers = [
-            start(made["b"], 2, f"--address={ADDRESS}", '--resources={"slot": 1}'),
+            start(made["b"], 2, f"--address={ADDRESS}", SLOT),
             start(made["c"], 3, f"--address={ADDRESS}", **sick),
         ]
         for worker in workers:
@@ -57,7 +61,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 def start(host: Host, number: int, *arguments: str, **environment: str) -> Any:
     """`ray start` with ports below those that the firewall blocks."""
-    ports = ("--node-manager-port=6380", "--object-manager-port=6381", "--min-worker-port=10000", "--max-worker-port=10999")
+    ports = ("--node-manager-port=6380", "--object-manager-port=6381", "--min-worker-port=11000", "--max-worker-port=11999")
     own = (f"--node-ip-address={Hosts.ip(number)}", "--num-cpus=2", "--object-store-memory=100000000", "--disable-usage-stats")
     return host.popen(RAY, "start", *own, *ports, *arguments, **{**ENVIRONMENT, **environment})
 
@@ -80,7 +84,9 @@ def test_the_doctor_finds_what_is_wrong_with_a_host(hosts: Hosts, tmp_path: Path
     wrong = bad["interface", "c"]
     assert wrong["found"] == "gloo takes eth1 (GLOO_SOCKET_IFNAME=eth1), and the other nodes are reached by eth0"
     assert wrong["todo"].startswith("set GLOO_SOCKET_IFNAME=eth0 ")
-    blocked = re.search(r"process group: (\d) of 6 ports cannot be reached \(([\d, ]+): timed out\)", bad["ports", "b → c"]["found"])
+    blocked = re.search(
+        r"process group: (\d) of 6 ports cannot be reached \(([\d, ]+): timed out\)", bad["ports", "b → c"]["found"]
+    )
     assert blocked is not None and all(50000 <= int(port) <= 60999 for port in blocked[2].split(", "))
     assert int(blocked[1]) == len(blocked[2].split(", ")) < 6
     ahead = re.match(r"([\d.]+) s ahead", bad["clock", "c"]["found"])
@@ -112,22 +118,19 @@ def test_an_address_behind_a_firewall_times_out(hosts: Hosts) -> None:
 def test_training_across_hosts_outlives_a_cut_cable(hosts: Hosts, tmp_path: Path) -> None:
     """One worker on a, one on b; the cable of b is pulled in mid-training, and the run ends on a with the same losses."""
     xs = [float(x) for x in range(1, 41)]
-    slow = {"target": "tests.cluster.test_hosts:Slow", "args": {"xs": xs}}
+    slow = {"target": "tests.runs:Slow", "args": {"xs": xs}}
     settings: dict[str, Any] = {
         "xs": xs,
-        "data__train": slow,
         "optimizer__lr": 1e-4,
         "global_size": 4,
         "train__epochs": 3,
         "checkpoint": {"every": {"steps": 2}, "keep": 3},
-        "scaling": {"workers": [1, 2], "cpus_per_worker": 2},
+        "scaling": {"workers": [1, 2], "resources": {"slot": 1}},
         "failure": {"hang_timeout": 20.0},
     }
-    config = config_of(tmp_path, name="across", **settings)
+    assert train_local(config_of(tmp_path, name="alone", **settings))["status"] == "finished"
+    config = config_of(tmp_path, name="across", data__train=slow, **settings)
     job = tmp_path / "job.yaml"
-    alone = train_local(config_of(tmp_path, name="alone", **settings))
-    job.write_text(yaml.safe_dump({**yaml.safe_load(job.read_text()), "name": "across"}))
-    assert alone["status"] == "finished"
     command = (sys.executable, "-m", "raydist", "train", str(job), "--address", ADDRESS)
     training = hosts["a"].popen(*command, **ENVIRONMENT)
     run = RunDir(f"{config.storage}/across")
