@@ -6,6 +6,7 @@ import ipaddress
 import re
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 from raydist.errors import ConfigError, RaydistError
 
@@ -91,16 +92,16 @@ def check_answers(address: Address, timeout_s: float = CONNECT_S) -> None:
 def check_is_ray(address: Address, timeout_s: float = CONNECT_S) -> None:
     """Ask Ray's head node a small question, with this machine's token. AddressError: no answer in time, or not let in."""
     import grpc
-    from ray._raylet import AuthenticationTokenLoader
+    from ray import _raylet
     from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
-    token: dict[str, str] = AuthenticationTokenLoader.instance().get_token_for_http_header(ignore_auth_mode=True)
+    untyped: Any = _raylet
+    messages: Any = gcs_service_pb2
+    token: dict[str, str] = untyped.AuthenticationTokenLoader.instance().get_token_for_http_header(ignore_auth_mode=True)
     channel = grpc.insecure_channel(str(address))
     try:
         stub = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
-        stub.CheckAlive(
-            gcs_service_pb2.CheckAliveRequest(), timeout=timeout_s, metadata=list(token.items()), wait_for_ready=True
-        )
+        stub.CheckAlive(messages.CheckAliveRequest(), timeout=timeout_s, metadata=list(token.items()), wait_for_ready=True)
     except grpc.RpcError as error:
         code, details = error.code(), error.details()
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:

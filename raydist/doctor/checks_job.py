@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from raydist.doctor.report import Finding, Survey
 from raydist.plain_table import size
-from raydist.planning.nodes import Node, asked, place
+from raydist.planning.nodes import Node, asked, memory_of, place
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
+
+_BUILT_IN = ("CPU", "GPU", "memory", "object_store_memory")
 
 
 def check_storage(survey: Survey) -> list[Finding]:
@@ -59,16 +61,7 @@ def check_demands(survey: Survey, config: JobConfig | None) -> list[Finding]:
     """The workers fit on the nodes, as Ray counts them."""
     if config is None:
         return [Finding("job", "skip", "give a job file")]
-    built_in = ("CPU", "GPU", "memory", "object_store_memory")
-    nodes = [
-        Node(
-            node.name,
-            gpus=node.resources.get("GPU", 0.0),
-            cpus=node.resources.get("CPU", 0.0),
-            resources={name: amount for name, amount in node.resources.items() if name not in built_in},
-        )
-        for node in survey.nodes
-    ]
+    nodes = [as_node(node.name, node.resources) for node in survey.nodes]
     placed = place(config, nodes)
     if placed.problem is not None:
         return [Finding("job", "fail", placed.problem, todo="change scaling in the job file, or add nodes")]
@@ -78,6 +71,19 @@ def check_demands(survey: Survey, config: JobConfig | None) -> list[Finding]:
     return [Finding("job", "warn", f"{fits}; {note}", todo="see the job's scaling") for note in placed.notes] or [
         Finding("job", "ok", fits)
     ]
+
+
+def as_node(name: str, resources: dict[str, float]) -> Node:
+    """A node as the planner knows it, from the resources that Ray lists."""
+    kind = next((key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")), None)
+    return Node(
+        name,
+        gpus=resources.get("GPU", 0.0),
+        cpus=resources.get("CPU", 0.0),
+        gpu_type=kind,
+        gpu_bytes=memory_of(kind),
+        resources={key: amount for key, amount in resources.items() if key not in _BUILT_IN},
+    )
 
 
 def paths_of(config: JobConfig) -> list[str]:

@@ -86,6 +86,19 @@ def look(
     return survey
 
 
+def resources_by_name() -> dict[str, dict[str, float]]:
+    """Node name -> resources, of the connected cluster's living nodes."""
+    import ray
+
+    entries = [entry for entry in ray.nodes() if entry["Alive"]]
+    names = _names(entries)
+    return {names[entry["NodeID"]]: _resources(entry) for entry in entries}
+
+
+def _resources(entry: dict[str, Any]) -> dict[str, float]:
+    return {name: float(amount) for name, amount in entry["Resources"].items() if not name.startswith("node:")}
+
+
 def _is(entry: dict[str, Any], name: str) -> bool:
     return name in (entry["NodeManagerAddress"], entry["NodeManagerHostname"]) or (
         len(name) >= 4 and entry["NodeID"].startswith(name)
@@ -102,9 +115,8 @@ def _names(entries: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def _start(entry: dict[str, Any], name: str) -> _Node:
-    resources = {name: amount for name, amount in entry["Resources"].items() if not name.startswith("node:")}
     head = "node:__internal_head__" in entry["Resources"]
-    seen = Seen(entry["NodeID"], entry["NodeManagerAddress"], name, head, resources)
+    seen = Seen(entry["NodeID"], entry["NodeManagerAddress"], name, head, _resources(entry))
     greeting = f"raydist-{secrets.token_hex(8)}"
     return _Node(seen, entry, greeting, _agent(entry["NodeID"], greeting, 0.0))
 

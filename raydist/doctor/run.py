@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from raydist.doctor import checks, checks_job, checks_net
 from raydist.doctor.address import AddressError, check_answers, check_is_ray, parse_address
-from raydist.doctor.look import look
+from raydist.doctor.look import look, resources_by_name
 from raydist.doctor.report import Finding, Survey
 from raydist.errors import ConfigError, RaydistError
+from raydist.planning.nodes import Node
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
@@ -41,6 +42,12 @@ def examine(
         return [Finding("address", "fail", error.found, todo=error.todo)]
     survey.needed_bytes = _needed_bytes(config)
     return judge(survey, config)
+
+
+def cluster_nodes(address: str) -> list[Node]:
+    """The nodes of the cluster at `address`, as the planner knows them. AddressError or ConfigError when there is none."""
+    with _connected(address):
+        return [checks_job.as_node(name, resources) for name, resources in resources_by_name().items()]
 
 
 def judge(survey: Survey, config: JobConfig | None) -> list[Finding]:

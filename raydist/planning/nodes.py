@@ -51,8 +51,7 @@ def parse_nodes(shapes: list[str]) -> list[Node]:
                 "such as 2x8xA100, 2x8xA100-80G+96cpu, 1x4xMYGPU:48 or 4x16cpu"
             )
         cpus = found["cpus_alone"] or found["cpus"]
-        gb = GPU_GB.get((found["type"] or "").upper())
-        memory = int(found["gib"]) * 2**30 if found["gib"] else None if gb is None else gb * 10**9
+        memory = int(found["gib"]) * 2**30 if found["gib"] else memory_of(found["type"])
         for _ in range(int(found["count"])):
             nodes.append(
                 Node(
@@ -64,6 +63,12 @@ def parse_nodes(shapes: list[str]) -> list[Node]:
                 )
             )
     return nodes
+
+
+def memory_of(gpu_type: str | None) -> int | None:
+    """Bytes of a GPU of this type; None for one that is not in the table."""
+    gb = GPU_GB.get((gpu_type or "").upper())
+    return None if gb is None else gb * 10**9
 
 
 def this_machine() -> list[Node]:

@@ -48,6 +48,13 @@ def test_a_node_that_is_not_there_fails(ray_cluster: None, tmp_path: Path) -> No
         examine(None, nodes=["2", "a"])
 
 
+def test_a_plan_for_the_cluster_as_it_is(ray_cluster: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(write_job(tmp_path)), "scaling.workers=[1,9]", "--address", "auto", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["elastic"] == {"least": 1, "most": 9, "fit": 6}
+    assert [node["cpus"] for node in plan["placement"]["nodes"]] == [6]
+
+
 def test_a_bad_address_is_told_at_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 

@@ -279,6 +279,14 @@ def test_a_job_s_demands() -> None:
     assert checks_job.check_demands(well(slot=1.0), config)[0].found == "1 to 2 workers asked for, 2 fit, 2 would start"
 
 
+def test_ray_s_resources_as_the_planner_knows_them() -> None:
+    amounts = {"CPU": 8.0, "GPU": 4.0, "memory": 1e10, "object_store_memory": 1e9, "accelerator_type:T4": 1.0, "slot": 2.0}
+    node = checks_job.as_node("n", amounts)
+    assert (node.cpus, node.gpus, node.gpu_type, node.gpu_bytes) == (8, 4, "T4", 16 * 10**9)
+    assert node.resources == {"slot": 2.0, "accelerator_type:T4": 1.0}
+    assert checks_job.as_node("n", {"CPU": 1.0, "GPU": 1.0, "accelerator_type:NEW": 1.0}).gpu_bytes is None
+
+
 def test_the_files_of_a_job() -> None:
     job = lin_job([1.0], 1, data={"train": {"path": ["a.csv", "s3://b/c"], "transforms": [{"target": "./t.py:f"}]}})
     job["task"].update(inputs=[["x"]], targets="y")

@@ -53,6 +53,8 @@ def test_a_job_that_cannot_start_there_ends_with_1(tmp_path: Path, capsys: pytes
     assert planned(job, capsys, "scaling.workers=3", "--nodes", "1x2cpu", code=1)["problems"]
     assert main(["plan", str(job), "--nodes", "nonsense"]) == 2
     assert "--nodes 'nonsense' is no shape" in capsys.readouterr().err
+    assert main(["plan", str(job), "--nodes", "1x1cpu", "--address", "auto"]) == 2
+    assert "give one of the two" in capsys.readouterr().err
 
 
 def test_a_model_too_large_for_the_gpu_says_so_and_auto_halves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
