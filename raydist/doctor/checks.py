@@ -46,15 +46,15 @@ def check_nodes(survey: Survey) -> list[Finding]:
 def check_versions(survey: Survey) -> list[Finding]:
     """Python, torch, Ray, raydist, CUDA, NCCL and the driver are the same everywhere."""
     found: list[Finding] = []
-    everyone = [("driver", survey.driver), *((node.name, (node.facts or {})["versions"]) for node in survey.told)]
+    everyone = [("here", survey.driver), *((node.name, (node.facts or {})["versions"]) for node in survey.told)]
     for what in ("python", "ray", "torch", "raydist", "cuda", "nccl", "driver"):
         places: dict[str | None, list[str]] = defaultdict(list)
         for name, versions in everyone:
-            if name != "driver" or what in ("python", "ray", "torch", "raydist"):  # the driver's machine need not have GPUs
+            if name != "here" or what in ("python", "ray", "torch", "raydist"):  # this machine need not have GPUs
                 places[versions.get(what)].append(name)
         if len(places) < 2:
             continue
-        words = "; ".join(f"{version or 'none'} on {_some(names)}" for version, names in places.items())
+        words = "; ".join(f"{version or 'none'} ({_some(names)})" for version, names in places.items())
         absent = places.get(None)
         todo = f"install one version of {what} on all nodes" + (f" (none on {_some(absent)})" if absent else "")
         mild = what == "driver" or (what == "python" and len({_minor(version) for version in places}) == 1)

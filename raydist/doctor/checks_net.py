@@ -73,6 +73,8 @@ def check_interface(survey: Survey) -> list[Finding]:
     """Gloo and NCCL listen on the interface by which the other nodes are reached."""
     if len(survey.nodes) < 2:
         return [Finding("interface", "ok", "one node: loopback will do")]
+    if len(survey.told) < 2:
+        return [Finding("interface", "skip", "only one node answers")]
     found: list[Finding] = []
     good: dict[str, list[str]] = defaultdict(list)
     with_gpus = any(node.resources.get("GPU") for node in survey.nodes)
@@ -112,6 +114,8 @@ def check_ports(survey: Survey) -> list[Finding]:
     """Every node reaches every other one at Ray's ports and in the range where process groups and NCCL listen."""
     if len(survey.nodes) < 2:
         return [Finding("ports", "ok", "one node: nothing is between")]
+    if len(survey.told) < 2:
+        return [Finding("ports", "skip", "only one node answers")]
     names = {node.node_id: node.name for node in survey.nodes}
     by_pair: dict[tuple[str, str, str], list[dict[str, object]]] = defaultdict(list)
     for link in survey.links:

@@ -14,9 +14,9 @@ from raydist.doctor.report import Reduced, Seen, Survey
 if TYPE_CHECKING:
     from raydist.config import JobConfig
 
-BUDGET_S = 50.0
+BUDGET_S = 45.0
 """For everything after the connection, so that all of it stays below a minute."""
-START_S, ASK_S, REDUCE_S = 25.0, 12.0, 10.0
+START_S, ASK_S, REDUCE_S = 30.0, 10.0, 10.0
 
 
 class Deadline:
@@ -78,7 +78,7 @@ def look(
             for node, found in _ask(told, deadline, "unreadable", data):
                 node.seen.unreadable = found if isinstance(found, dict) else None
         survey.reduced = [_all_reduce(told, "gloo", 0.0, deadline)]
-        if all(node.seen.resources.get("GPU") for node in told):
+        if told and all(node.seen.resources.get("GPU") for node in told):
             survey.reduced.append(_all_reduce(told, "nccl", 1.0, deadline))
     finally:
         for node in nodes:

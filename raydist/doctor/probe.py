@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import importlib
 import importlib.metadata
 import os
 import platform
@@ -37,22 +38,22 @@ def facts() -> dict[str, Any]:
 def versions() -> dict[str, str | None]:
     """Python, libraries, CUDA, NCCL and the GPU driver; None is not there."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for name in ("ray", "torch", "raydist"):
+    for name in ("ray", "torch"):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = _source_version(name)
+            found[name] = None
+    found["raydist"] = _imported_version("raydist")  # may lie on the path without being installed
     found["cuda"], found["nccl"], found["driver"] = _cuda()
     return found
 
 
-def _source_version(name: str) -> str | None:
-    """Of a package on the path that was not installed."""
+def _imported_version(name: str) -> str | None:
+    """Of the package that a worker here would import."""
     try:
-        module = __import__(name)
+        return str(getattr(importlib.import_module(name), "__version__", "unknown"))
     except ImportError:
         return None
-    return str(getattr(module, "__version__", "unknown"))
 
 
 def _cuda() -> tuple[str | None, str | None, str | None]:

@@ -52,9 +52,10 @@ def cluster_nodes(address: str) -> list[Node]:
 
 def judge(survey: Survey, config: JobConfig | None) -> list[Finding]:
     """Every check's findings, in the order in which they are worth reading."""
-    found: list[Finding] = []
+    found = checks.check_nodes(survey)
+    if not survey.told:
+        return [*found, Finding("the rest", "skip", "no node answers")]
     for check in (
-        checks.check_nodes,
         checks.check_versions,
         checks.check_gpus,
         checks_net.check_host_name,

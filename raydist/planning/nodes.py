@@ -122,10 +122,9 @@ def place(config: JobConfig, nodes: list[Node]) -> Placement:
     workers = min(high, fits)
     problem = None
     if fits < low:
-        gpus_in_all = sum(node.gpus for node in nodes)
         problem = (
             f"scaling.workers: at least {low} workers are asked for and {fits} fit (each takes {_needs(config, gpus)}; "
-            f"there are {gpus_in_all:g} GPUs on {len(nodes)} nodes). Lower scaling.workers or what each takes, or add nodes"
+            f"there are {_there(nodes)}). Lower scaling.workers or what each takes, or add nodes"
         )
         workers = 0
     ranks: list[list[int]] = [[] for _ in nodes]
@@ -151,3 +150,10 @@ def asked(config: JobConfig) -> tuple[int, int]:
 def _needs(config: JobConfig, gpus: float) -> str:
     parts: dict[str, Any] = {"GPU": gpus, "CPU": config.scaling.cpus_per_worker, **config.scaling.resources}
     return ", ".join(f"{amount:g} {name}" for name, amount in parts.items() if amount)
+
+
+def _there(nodes: list[Node]) -> str:
+    parts = [f"{sum(node.gpus for node in nodes):g} GPUs"]
+    if all(node.cpus is not None for node in nodes):
+        parts.append(f"{sum(node.cpus or 0 for node in nodes):g} CPUs")
+    return f"{' and '.join(parts)} on {len(nodes)} node{'s' * (len(nodes) != 1)}"

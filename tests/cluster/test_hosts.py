@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import raydist
 from raydist.rundir import RunDir
 from raydist.runners.local import train_local
 from tests.hosts import Host, Hosts, why_not
@@ -42,11 +43,14 @@ ENVIRONMENT = {
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    """A head and two workers. On `c` gloo is told the wrong interface, the clock is wrong, and `b` may not reach high ports."""
+    """A head and two workers. `c` has an old raydist, a wrong clock and interface, and closes high ports to `b`."""
+    old = tmp_path_factory.mktemp("old")
+    (old / "raydist").mkdir()
+    (old / "raydist" / "__init__.py").write_text('__version__ = "0.0.1"\n')
     with Hosts(["a", "b", "c"], tmp_path_factory.mktemp("hosts")) as made:
         head = start(made["a"], 1, "--head", "--port=6379", "--include-dashboard=false", SLOT)
         assert head.wait(90) == 0, head.communicate()[0]
-        sick = {"GLOO_SOCKET_IFNAME": "eth1", "RAYDIST_FAKE_CLOCK_OFFSET_S": str(AHEAD_S)}
+        sick = {"PYTHONPATH": str(old), "GLOO_SOCKET_IFNAME": "eth1", "RAYDIST_FAKE_CLOCK_OFFSET_S": str(AHEAD_S)}
         workers = [
             start(made["b"], 2, f"--address={ADDRESS}", SLOT),
             start(made["c"], 3, f"--address={ADDRESS}", **sick),
@@ -79,8 +83,10 @@ def test_the_doctor_finds_what_is_wrong_with_a_host(hosts: Hosts, tmp_path: Path
     code, findings, seconds = doctor(hosts["a"], "--storage", str(tmp_path / "runs"), "--nodes", "3")
     assert code == 1 and seconds < 60
     bad = {(f["check"], f["where"]): f for f in findings if f["status"] != "ok" and f["status"] != "skip"}
-    assert set(bad) == {("interface", "c"), ("ports", "b → c"), ("clock", "c"), ("all-reduce gloo", "all")}
+    places = [("versions", ""), ("interface", "c"), ("ports", "b → c"), ("clock", "c"), ("all-reduce gloo", "all")]
+    assert list(bad) == places
     assert all(finding["status"] == "fail" for finding in bad.values())
+    assert bad["versions", ""]["found"] == f"raydist: {raydist.__version__} (here, a, b); 0.0.1 (c)"
     wrong = bad["interface", "c"]
     assert wrong["found"] == "gloo takes eth1 (GLOO_SOCKET_IFNAME=eth1), and the other nodes are reached by eth0"
     assert wrong["todo"].startswith("set GLOO_SOCKET_IFNAME=eth0 ")

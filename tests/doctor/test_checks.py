@@ -40,6 +40,15 @@ def test_a_node_that_does_not_answer() -> None:
     assert (bad.where, bad.found) == ("b", "no process started there within 25 s")
 
 
+def test_what_nobody_answers_is_not_called_good() -> None:
+    survey = well()
+    survey.nodes[1].facts = None
+    found = {finding.check: finding.status for finding in judge(survey, None)}
+    assert (found["nodes"], found["interface"], found["ports"]) == ("fail", "skip", "skip")
+    survey.nodes[0].facts = None
+    assert {finding.status for finding in judge(survey, None)} == {"fail", "skip"}
+
+
 def test_fewer_nodes_than_asked_for_and_lost_ones() -> None:
     survey = well()
     survey.wanted = 3
@@ -68,7 +77,7 @@ def test_versions_differ(what: str, version: str | None, status: str) -> None:
     assert survey.nodes[1].facts is not None
     survey.nodes[1].facts["versions"][what] = version
     bad = one(checks.check_versions(survey), status)
-    assert bad.found.startswith(f"{what}: ") and f"{version or 'none'} on b" in bad.found
+    assert bad.found.startswith(f"{what}: ") and f"{version or 'none'} (b)" in bad.found
 
 
 def test_a_driver_without_gpus_is_no_difference() -> None:

@@ -14,7 +14,7 @@ import torch
 import raydist
 from raydist.doctor.net import Listeners, ephemeral_range, reach, source_of
 from raydist.doctor.probe import OFFSET, addresses_of, clock, facts, remove, storage, unreadable
-from raydist.doctor.reduce import FLOATS, all_reduce
+from raydist.doctor.reduce import FLOATS, _words, all_reduce
 from tests.support import free_port, run_ranks
 
 
@@ -125,6 +125,16 @@ def test_an_all_reduce_of_two_ranks() -> None:
 
 def reduced(port: int) -> dict[str, object]:
     return all_reduce(int(os.environ["RANK"]), 2, "127.0.0.1", port, "gloo", 30.0)
+
+
+def test_gloo_s_errors_without_the_place_in_its_source() -> None:
+    said = "[enforce fail at /gloo/transport/tcp/socket.cc:142] rv != -1. -1 vs -1. connect: Network is unreachable\nmore"
+    assert _words(RuntimeError(said)) == "connect: Network is unreachable"
+    assert (
+        _words(RuntimeError("Timed out after 16 seconds. 2/3 clients joined."))
+        == "Timed out after 16 seconds. 2/3 clients joined."
+    )
+    assert _words(ValueError()) == "ValueError"
 
 
 def test_a_rank_that_never_comes_ends_it_in_time() -> None:

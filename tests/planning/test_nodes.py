@@ -67,6 +67,12 @@ def test_too_few_nodes_are_a_problem(shapes: list[str], changes: dict[str, Any])
     assert f"at least {changes['workers']} workers are asked for and {placed.fits} fit" in placed.problem
 
 
+def test_what_is_there_is_named() -> None:
+    words = {shape: place(job(scaling={"workers": 99}), parse_nodes([shape])).problem or "" for shape in ("1x2cpu", "2x8xA100")}
+    assert "there are 0 GPUs and 2 CPUs on 1 node)" in words["1x2cpu"]
+    assert "there are 16 GPUs on 2 nodes)" in words["2x8xA100"]
+
+
 def test_resources_of_one_s_own_limit_too() -> None:
     nodes = [Node("a", cpus=8, resources={"slot": 2}), Node("b", cpus=8)]
     assert place(job(scaling={"workers": [1, 9], "resources": {"slot": 1}}), nodes).ranks == [[0, 1], []]
