@@ -15,7 +15,7 @@ PYTHON ?=
 JOB ?= jobs/digits.yaml
 ARGS ?=
 
-.PHONY: help install train test nightly test-fast chaos lint types clean
+.PHONY: help install train test nightly test-fast browser chaos lint types clean
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -47,6 +47,12 @@ nightly: $(STAMP) ## run the tests that are too long for every change
 
 test-fast: $(STAMP) ## run the tests that start no Ray and take no time
 	$(BIN)/python -m pytest -m "not (cluster or slow or gpu or nightly)" $(ARGS)
+
+browser: ## get what the report's browser tests need: axe-core from npm, Chromium by apt-get where that may install
+	@if ! { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
+	fi
+	@[ -d .browser/node_modules/axe-core ] || npm install --silent --no-save --no-audit --no-fund --prefix .browser axe-core@4.14
 
 chaos: $(STAMP) ## break a small run in every way we know, kill it at random, and print one table
 	$(BIN)/python jobs/chaos.py $(ARGS)

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raydist.api import Result, load_checkpoint, train
     from raydist.config import JobConfig, load_config
     from raydist.control import StepResult
     from raydist.errors import CheckpointError, ConfigError, DataError, Interrupted, RaydistError, TrainError
@@ -25,16 +26,22 @@ __all__ = [
     "Interrupted",
     "JobConfig",
     "RaydistError",
+    "Result",
     "StepResult",
     "Task",
     "TrainError",
     "World",
     "fit",
+    "load_checkpoint",
     "load_config",
+    "train",
 ]
 
 _HOME = {
     "JobConfig": "raydist.config",
+    "Result": "raydist.api",
+    "load_checkpoint": "raydist.api",
+    "train": "raydist.api",
     "load_config": "raydist.config",
     "StepResult": "raydist.control",
     "fit": "raydist.loop",

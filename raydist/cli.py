@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raydist import cli_report
 from raydist.cli_doctor import doctor
 from raydist.cli_plan import plan
 from raydist.errors import ConfigError, Interrupted, RaydistError
@@ -94,6 +95,8 @@ def export(
 
 app.command()(plan)
 app.command()(doctor)
+app.command()(cli_report.report)
+app.command()(cli_report.watch)
 
 
 def load(job: Path, overrides: list[str] | None) -> JobConfig:

@@ -19,6 +19,7 @@ from raydist.config_checks import check_sections
 from raydist.config_data import DataConfig, DatasetConfig, FitConfig, Images, Loader, Shuffle, TaskConfig
 from raydist.config_errors import Problem, at, dotted, explain
 from raydist.config_file import Places, apply_overrides, dump_yaml, plain, read_job_file
+from raydist.config_logging import LoggerSetting, ProfileConfig
 from raydist.config_parts import (
     BatchConfig,
     Best,
@@ -62,6 +63,7 @@ __all__ = [
     "ModelParallelStrategy",
     "OptimizerConfig",
     "Precision",
+    "ProfileConfig",
     "ScalingConfig",
     "ScheduleConfig",
     "Shuffle",
@@ -106,6 +108,8 @@ class JobConfig(Part):
     scaling: ScalingConfig = Field(default_factory=ScalingConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     failure: FailureConfig = Field(default_factory=FailureConfig)
+    loggers: list[LoggerSetting] = Field(default_factory=list)
+    profile: ProfileConfig | None = None
     storage: PathText = Field(default="./runs", validate_default=True)
 
     _base_dir: str = PrivateAttr("")

@@ -10,6 +10,7 @@ from raydist.faults import Faults
 from raydist.heartbeat import Progress
 
 if TYPE_CHECKING:
+    from raydist.profiling import Profiler
     from raydist.state import TrainState
 
 Status = Literal["running", "finished", "early_stop", "interrupted"]
@@ -51,6 +52,8 @@ class Control:
     """Faults to inject, in tests."""
     reload: Callable[[], TrainState | None] | None = None
     """Gives the newest good checkpoint, the same on every rank; every rank calls it. For `bad_step: rollback`."""
+    profiler: Profiler | None = None
+    """Records some steps, with `profile:`."""
     copies: bool = False
     """Whether somebody takes copies of the state (`checkpoint.memory`); the same on every rank."""
     micro_size: int | None = None

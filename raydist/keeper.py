@@ -17,6 +17,7 @@ from raydist.checkpoint import load, load_latest
 from raydist.control import Control, StepResult
 from raydist.data.job import Sources
 from raydist.errors import CheckpointError, RaydistError
+from raydist.loggers import Loggers, open_loggers
 from raydist.manifest import folder_name
 from raydist.monitor import Monitor, place_of, places_in_words
 from raydist.rundir import RunDir
@@ -77,6 +78,7 @@ class Keeper:
         self.saver: Saver | None = None
         self.last: StepResult | None = None
         self.monitor = Monitor()
+        self.loggers = Loggers([], print)
         self.evaluated: dict[str, Any] = {}
         self.trained: dict[str, Any] = {}
         self._from_memory = False
@@ -169,6 +171,7 @@ class Keeper:
             attempt=self.attempt.number,
         )
         self.event("monitor", reason=places_in_words(places), backend=self.world.backend, ranks=places)
+        self.loggers = open_loggers(self.config, self.run.root, step, lambda reason: self.event("warning", reason=reason))
         for note in [*(self.attempt.start.notes if not self.attempt.number else []), *sources.notes]:
             self.event("note", reason=note)
         self.listen("started", {"step": step, "total": total})
@@ -202,6 +205,7 @@ class Keeper:
             if self.world.is_main:
                 self.run.append_metrics(result.metrics)
                 self.listen("line", result.metrics)
+                self.loggers.line(result.metrics)
                 if (slow := self.monitor.add(result.metrics)) is not None:
                     self.event("slow_rank", step=result.step, **slow)
         if result.checkpoint or result.copy:
@@ -254,6 +258,7 @@ class Keeper:
             **self.monitor.summary(),
             "run": self.attempt.start.root,
         }
+        self.loggers.close(status)
         if self.world.is_main:
             self.run.write_summary(summary)
             self.event("finish", step=summary["steps"], reason=status)  # the last thing: whoever reads it may end the workers
@@ -267,6 +272,7 @@ class Keeper:
         return sum(e["lost_steps"] for e in starts if datetime.fromisoformat(e["time"]).timestamp() >= since - 0.01)
 
     def close(self) -> None:
+        self.loggers.close("failed")  # nothing is left to close when the run has ended well
         if self.saver is not None:
             self.saver.close()
         if self.world.is_main:

@@ -137,8 +137,14 @@ class _Loop:
         )
 
     def _step(self, data: StepData) -> Outcome:
+        profiler = self.control.profiler
+        if profiler is not None:
+            profiler.before(self.trainer.counters.step + 1)
         try:
-            return self.trainer.train_step(data)
+            outcome = self.trainer.train_step(data)
+            if profiler is not None:
+                profiler.after(self.trainer.counters.step)
+            return outcome
         except torch.OutOfMemoryError:
             self.control.micro_size = max(
                 1, self.trainer.passes.size(data) // 2

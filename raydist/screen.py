@@ -52,15 +52,14 @@ class Screen:
         self._last_step = max(step, self._last_step)
         evaluated = {k: v for k, v in record.items() if k.startswith("eval_") and k not in _TIMES}
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=step, numbers=_numbers(record))
+            self._progress.update(self._task, completed=step, numbers=numbers(record))
             if evaluated:
-                self.say(f"step {step}  epoch {record['epoch']}  {_pairs(evaluated)}")
+                self.say(f"step {step}  epoch {record['epoch']}  {pairs(evaluated)}")
             return
         eta = self._eta(step, record)
         of = f"/{self.total}" if self.total else ""
         self.say(
-            f"step {step}{of}  epoch {record['epoch']}  {_numbers(record)}{eta}"
-            + (f"  {_pairs(evaluated)}" if evaluated else "")
+            f"step {step}{of}  epoch {record['epoch']}  {numbers(record)}{eta}" + (f"  {pairs(evaluated)}" if evaluated else "")
         )
 
     def _eta(self, step: int, record: dict[str, Any]) -> str:
@@ -88,16 +87,7 @@ class Screen:
     def table(self, summary: dict[str, Any]) -> None:
         """The final table of a run."""
         self.close()
-        rows = [
-            ("status", summary["status"] + (f" ({summary['reason']})" if summary.get("reason") else "")),
-            ("steps", f"{summary.get('steps', 0)} ({summary.get('applied', 0)} applied, {summary.get('skipped', 0)} skipped)"),
-            ("rows seen", f"{summary.get('rows_seen', 0)}"),
-            *((key, _number(value)) for key, value in (summary.get("metrics") or {}).items() if key not in _TIMES),
-            *_times(summary),
-            ("restarts", str(summary.get("restarts", 0))),
-            ("seconds", f"{summary.get('seconds', 0.0):.1f}"),
-            ("run", str(summary.get("run", ""))),
-        ]
+        rows = summary_rows(summary)
         if self.pretty:
             table = Table(show_header=False, title=summary.get("name"))
             for key, value in rows:
@@ -107,6 +97,20 @@ class Screen:
         width = max(len(key) for key, _ in rows)
         for key, value in rows:
             self.say(f"{key:<{width}}  {value}")
+
+
+def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the final table says, as (name, value)."""
+    return [
+        ("status", summary["status"] + (f" ({summary['reason']})" if summary.get("reason") else "")),
+        ("steps", f"{summary.get('steps', 0)} ({summary.get('applied', 0)} applied, {summary.get('skipped', 0)} skipped)"),
+        ("rows seen", f"{summary.get('rows_seen', 0)}"),
+        *((key, _number(value)) for key, value in (summary.get("metrics") or {}).items() if key not in _TIMES),
+        *_times(summary),
+        ("restarts", str(summary.get("restarts", 0))),
+        ("seconds", f"{summary.get('seconds', 0.0):.1f}"),
+        ("run", str(summary.get("run", ""))),
+    ]
 
 
 def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -121,7 +125,8 @@ def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _numbers(record: dict[str, Any]) -> str:
+def numbers(record: dict[str, Any]) -> str:
+    """Loss, rate and speed of a metrics record, for a line."""
     parts = []
     if record.get("train_loss") is not None:
         parts.append(f"loss {_number(record['train_loss'])}")
@@ -132,7 +137,8 @@ def _numbers(record: dict[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def _pairs(values: dict[str, Any]) -> str:
+def pairs(values: dict[str, Any]) -> str:
+    """`key value` of each, for a line."""
     return "  ".join(f"{key} {_number(value)}" for key, value in values.items())
 
 

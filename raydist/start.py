@@ -17,6 +17,7 @@ from typing import Any
 from raydist.config import JobConfig, diff_settings, parse_config, to_yaml
 from raydist.config_file import parse_yaml
 from raydist.errors import ConfigError
+from raydist.loggers import check_loggers
 from raydist.manifest import find, list_checkpoints
 from raydist.rundir import RunDir
 from raydist.storage import exists, is_local, join, read_bytes
@@ -33,6 +34,8 @@ HARMLESS = (
     "data.eval.engine",
     "data.train.loader",
     "data.eval.loader",
+    "loggers",
+    "profile",
 )
 """Settings that do not change which run this is: the batch law keeps steps and batches the same."""
 
@@ -63,6 +66,7 @@ def prepare(config: JobConfig, resume: str | None = None, fresh: bool = False) -
     settings is a ConfigError that names them. `resume="auto"` goes on with changed settings and reports them; a path goes on
     from that checkpoint in a new run. `fresh` moves an earlier run aside, deleting nothing.
     """
+    check_loggers(config)
     root = run_root(config)
     run = RunDir(root)
     notes: list[str] = []

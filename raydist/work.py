@@ -19,6 +19,7 @@ from raydist.data.job import Sources, open_sources
 from raydist.heartbeat import Heart
 from raydist.keeper import Attempt, Keeper, Listener
 from raydist.loop import fit, total_steps
+from raydist.profiling import Profiler
 from raydist.rundir import RunDir
 from raydist.start import Start
 from raydist.storage import is_local
@@ -62,6 +63,8 @@ def _work(
     open_data: OpenData,
     on_result: Callable[[StepResult], None] | None,
 ) -> dict[str, Any]:
+    if config.profile is not None:
+        control.profiler = Profiler(config.profile, keeper.run.root, world, control.event)
     state = keeper.resume()
     sources = open_data(config, world, None if state is None else state.data)
     try:
@@ -69,11 +72,15 @@ def _work(
         total = total_steps(config, sources.train)
         keeper.started(state, total, sources)
         for result in fit(config, task, world, sources.train, sources.evaluation, state, control, sources.state):
+            if result.status != "running" and control.profiler is not None:
+                control.profiler.close(result.step)
             keeper.take(result)
             if on_result is not None:
                 on_result(result)
         return keeper.finish()
     finally:
+        if control.profiler is not None:
+            control.profiler.close(control.progress.step)
         keeper.close()
         sources.close()
 
