@@ -40,6 +40,7 @@ from raydist.config_parts import (
     Strategy,
     TrainConfig,
 )
+from raydist.config_pipeline import PipelineStrategy
 from raydist.config_types import Part, PathText, Positive, Target, Whole, refuse
 from raydist.errors import ConfigError
 
@@ -62,6 +63,7 @@ __all__ = [
     "Loader",
     "ModelParallelStrategy",
     "OptimizerConfig",
+    "PipelineStrategy",
     "Precision",
     "ProfileConfig",
     "ScalingConfig",
@@ -118,6 +120,14 @@ class JobConfig(Part):
     def base_dir(self) -> str:
         """The job file's folder, absolute; no part of the settings: it is neither written nor compared."""
         return self._base_dir
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        """The fewest and the most workers of the job; a pipeline has stages x replicas."""
+        if isinstance(self.strategy, PipelineStrategy):
+            return self.strategy.workers, self.strategy.workers
+        asked = self.scaling.workers
+        return (asked, asked) if isinstance(asked, int) else (asked[0], asked[1])
 
     def model_post_init(self, context: Any) -> None:
         self._base_dir = str((context or {}).get("base_dir", ""))

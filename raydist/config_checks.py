@@ -103,6 +103,18 @@ def one_worker(strategy: Strategy, scaling: ScalingConfig) -> Found:
         yield "scaling.workers", f"strategy {strategy.name} runs in one worker: only 1 is allowed; ddp uses several"
 
 
+def pipeline_fits(strategy: Strategy, scaling: ScalingConfig, train: TrainConfig, data: DataConfig) -> Found:
+    """A pipeline says itself how many workers it takes, and runs layers, not the model."""
+    if strategy.name != "pipeline":
+        return
+    if scaling.is_set("workers") and scaling.workers != strategy.workers:
+        yield "scaling.workers", f"a pipeline takes stages x replicas = {strategy.workers} workers: leave this key out"
+    if train.compile:
+        yield "train.compile", "not with strategy pipeline, which runs the layers one by one: leave it out"
+    if data.train.engine == "ray":
+        yield "data.train.engine", "a pipeline reads directly, in its first and last stage: leave it out"
+
+
 def rollback_has_checkpoints(checkpoint: CheckpointConfig, failure: FailureConfig) -> Found:
     """A step can only be rolled back to a checkpoint."""
     if failure.bad_step == "rollback" and checkpoint.every is None:
@@ -117,6 +129,7 @@ CHECKS = (
     metrics_exist,
     schedule_fits_run,
     one_worker,
+    pipeline_fits,
     rollback_has_checkpoints,
 )
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from raydist.config_pipeline import PipelineStrategy
 from raydist.config_types import Bool, Count, ImportPath, NotNegative, Part, Positive, Text, Whole, kind_of
 
 Mode = Literal["min", "max"]
@@ -210,12 +211,12 @@ def _strategy(value: Any) -> Any:
     value = _name_alone(value)
     if isinstance(value, dict):
         value = {"name": "ddp", **value}
-        if value["name"] in ("fsdp", "pipeline"):
+        if value["name"] == "fsdp":
             raise ValueError(f"strategy {value['name']} is not built yet")
     return value
 
 
-AnyStrategy = DdpStrategy | DpStrategy | ModelParallelStrategy
+AnyStrategy = DdpStrategy | DpStrategy | ModelParallelStrategy | PipelineStrategy
 Strategy = Annotated[
     AnyStrategy,
     Field(discriminator="name"),

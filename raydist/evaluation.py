@@ -12,6 +12,7 @@ from raydist.data.source import EvalSource
 from raydist.errors import DataError, RaydistError, TrainError
 from raydist.metrics import LossMeter, merge_metrics
 from raydist.precision import Precision
+from raydist.strategy import Elsewhere
 from raydist.task import ColumnTask, Task, checked_loss, slice_rows, to_device
 from raydist.world import World
 
@@ -39,20 +40,28 @@ def evaluate(
     )
     meter = LossMeter()
     problem: RaydistError | None = None
+    chained = bool(getattr(model, "chained", False))
     model.eval()
     try:
         with torch.no_grad():
             for data in source.batches():
                 tick()
                 batch = slice_rows(data.batch, 0, data.rows)
-                loss = _score(task, model, to_device(batch, world.device), metrics, precision, step)
+                try:
+                    loss = _score(task, model, to_device(batch, world.device), metrics, precision, step)
+                except Elsewhere:
+                    continue
                 weigh = getattr(task, "weight", None)
                 meter.add(loss, float(weigh(batch)) if weigh else float(data.rows))
     except RaydistError as error:
+        if chained:  # the other stages wait for what this one will not send: no word reaches them but its end
+            raise
         problem = error
     except Exception as error:  # whatever the user's code raises: the other ranks must hear of it
         problem = TrainError(f"rank {world.rank}, evaluation after step {step}: {type(error).__name__}: {error}")
         problem.__cause__ = error
+        if chained:
+            raise problem from error
     finally:
         model.train()
     _raise_together(world, problem)

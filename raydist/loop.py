@@ -19,7 +19,7 @@ from raydist.metrics import Clock
 from raydist.milestones import due, is_best, stops_early
 from raydist.monitor import columns, memory_of, row_of
 from raydist.task import Task
-from raydist.trainer import Outcome, Trainer
+from raydist.trainer import Outcome, Sample, Trainer
 from raydist.world import World
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def fit(
     """
     if train.rows_per_epoch == 0 or train.steps_per_epoch == 0:
         raise DataError(_no_steps(config, train))
-    trainer = Trainer(config, task, world, total_steps(config, train))
+    trainer = Trainer(config, task, world, total_steps(config, train), sampler(config, task, world, train))
     position = Position() if state is None else trainer.load(state)
     loop = _Loop(config, world, trainer, train, evaluation, control or Control(), data_state or {})
     yield from loop.run(position)
@@ -59,6 +59,15 @@ def _no_steps(config: JobConfig, train: TrainSource) -> str:
         f"data.train: {where} has fewer rows than batch.global_size = {config.batch.global_size}, and drop_last "
         "leaves out the only batch; lower batch.global_size or set drop_last: false"
     )
+
+
+def sampler(config: JobConfig, task: Task, world: World, train: TrainSource) -> Sample | None:
+    """What a pipeline measures its layers on: the inputs of the first micro-batch. None for the other strategies."""
+    if config.strategy.name != "pipeline":
+        return None
+    from raydist.pipeline.sample import inputs_of
+
+    return partial(inputs_of, config, task, world, train)
 
 
 def total_steps(config: JobConfig, train: TrainSource) -> int | None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from raydist.pipeline.layers import Layer
+
 
 class MLP(nn.Sequential):
     """Linear layers with GELU between them: `(rows, ...)` flattened to `(rows, in_features)` -> logits `(rows, out_features)`.
@@ -98,12 +100,25 @@ class CharTransformer(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """`ids`: `(N, length)` int64, `length <= context` -> logits `(N, length, vocab_size)`; position t sees ids[:t + 1]."""
+        hidden = self._embed(ids)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self._predict(hidden)
+
+    def pipeline_layers(self) -> list[Layer]:
+        """The embedding, each block, and the output layer, for `strategy: pipeline`."""
+        blocks = [Layer(f"blocks.{number}", block, [block]) for number, block in enumerate(self.blocks)]
+        first = Layer("embed", self._embed, [self.token, self.position, self.dropout])
+        return [first, *blocks, Layer("predict", self._predict, [self.norm, self.head])]
+
+    def _embed(self, ids: Tensor) -> Tensor:
         length = ids.shape[1]
         if length > self.context:
             raise ValueError(f"CharTransformer: {length} characters in a row, the model was built for context {self.context}")
-        hidden = self.dropout(self.token(ids) + self.position(torch.arange(length, device=ids.device)))
-        for block in self.blocks:
-            hidden = block(hidden)
+        hidden: Tensor = self.dropout(self.token(ids) + self.position(torch.arange(length, device=ids.device)))
+        return hidden
+
+    def _predict(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.head(self.norm(hidden))
         return logits
 

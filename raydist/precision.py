@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from raydist.config import Precision as PrecisionConfig
 
@@ -42,17 +42,24 @@ class Precision:
     def backward(self, loss: torch.Tensor) -> None:
         (self.scaler.scale(loss) if self.scaler else loss).backward()
 
-    def gradient_norm(self, optimizer: torch.optim.Optimizer, clip: float | None) -> float:
+    def gradient_norm(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip: float | None,
+        norm_of: Callable[[list[torch.nn.Parameter]], float] | None = None,
+    ) -> float:
         """Unscale, measure the global L2 norm of all gradients, and scale them down to `clip` when they are above it.
 
         Returns the norm before clipping; inf or nan when a gradient is not finite, and then nothing was clipped. The
-        gradients are the all-reduced ones, so every rank gets the same number.
+        gradients are the all-reduced ones, so every rank gets the same number. `norm_of` measures where a rank holds only
+        a part of the model.
         """
         if self.scaler:
             self.scaler.unscale_(optimizer)
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = total_norm(grads, self.device)
-        if clip is not None and clip < norm < float("inf"):
+        held: list[torch.nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        grads = [p.grad for p in held if p.grad is not None]
+        norm = total_norm(grads, self.device) if norm_of is None else norm_of(held)
+        if clip is not None and clip < norm < float("inf") and grads:
             torch._foreach_mul_(grads, clip / norm)
         return norm
 
@@ -62,7 +69,13 @@ class Precision:
             if apply:
                 optimizer.step()
             return
-        if apply:
+        found = self.scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        if not found:  # a rank of a pipeline without a gradient of its own: it follows the others
+            found[self.device] = torch.zeros((), device=self.device)
+        if not apply:  # wherever in the model the overflow was
+            for flag in found.values():
+                flag.fill_(1.0)
+        else:
             self.scaler.step(optimizer)
         self.scaler.update()
 

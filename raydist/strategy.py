@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from raydist.errors import ConfigError, TrainError
+from raydist.precision import Precision, total_norm
+from raydist.state import TrainState, check_model_matches
 from raydist.world import World, check_in_sync
 
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ _SYNC_BUFFERS = (
     else "broadcast_buffers"
 )
 """torch 2.13 renamed the option; older releases know the old name only."""
+
+
+class Elsewhere(Exception):
+    """Another rank scores this batch: the model's last stage is not here."""
 
 
 class Spread:
@@ -49,6 +55,31 @@ class Spread:
             assert self._wrap is not None
             self._forward = self._wrap(self.module)
         return self._forward
+
+    def parameters(self) -> list[nn.Parameter]:
+        """What the optimizer of this rank trains."""
+        return list(self.module.parameters())
+
+    def norm(self, parameters: Iterable[nn.Parameter]) -> float:
+        """The norm of the whole model's gradient. Every rank must call it, after the reduction."""
+        return total_norm([p.grad for p in parameters if p.grad is not None], self.world.device)
+
+    def share(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give every rank that holds the same tensors rank 0's. Every rank must call it."""
+        self.world.broadcast_tensors(tensors)
+
+    def scored(self, model: nn.Module, precision: Precision) -> nn.Module:
+        """`model` (this module or its moving average) as an evaluation calls it."""
+        return model
+
+    def whole(self, state: TrainState) -> TrainState:
+        """On rank 0 the state of the whole model. Every rank must call it."""
+        return state
+
+    def own(self, state: TrainState) -> TrainState:
+        """What this rank takes of a whole state. Raises CheckpointError when the model is another one."""
+        check_model_matches(self.module.state_dict(), state.model)
+        return state
 
     def reduce_wait(self) -> float | None:
         """Seconds that this rank's last known backward waited for the others after its own gradients were ready.
@@ -81,9 +112,16 @@ class Spread:
         check_in_sync(self.world, dict(self.module.named_parameters()), when)
 
 
-def spread(strategy: Strategy, model: nn.Module, world: World) -> Spread:
+def spread(
+    strategy: Strategy,
+    model: nn.Module,
+    world: World,
+    precision: Precision | None = None,
+    sample: Callable[[nn.Module], tuple[torch.Tensor, ...]] | None = None,
+) -> Spread:
     """Place `model` on the worker's device(s) and wrap it. Every rank must call it.
 
+    A pipeline measures its layers on what `sample(model)` gives, the model's inputs.
     Raises TrainError when the ranks built different models, ConfigError when the strategy does not fit the workers.
     """
     if strategy.name in ("dp", "model_parallel") and world.world_size > 1:
@@ -93,6 +131,13 @@ def spread(strategy: Strategy, model: nn.Module, world: World) -> Spread:
     if strategy.name == "model_parallel":
         placed = place_layers(strategy, model, world.device)
         return Spread(placed, world)
+    if strategy.name == "pipeline" and strategy.stages == 1:
+        strategy = _whole(world)
+    if strategy.name == "pipeline":
+        from raydist.config import Precision as Setting
+        from raydist.pipeline.spread import PipelineSpread
+
+        return PipelineSpread(strategy, model, world, sample, precision or Precision(Setting(), world.device))
     model = model.to(world.device)
     if strategy.name == "dp":
         return Spread(model, world, _data_parallel)
@@ -112,6 +157,13 @@ def spread(strategy: Strategy, model: nn.Module, world: World) -> Spread:
         )
     check_in_sync(world, dict(model.named_parameters()), "before the first step")
     return Spread(model, world, lambda module: _ddp(strategy, module, world))
+
+
+def _whole(world: World) -> DdpStrategy:
+    """What a pipeline of one stage is: replicas of the whole model."""
+    from raydist.config_parts import DdpStrategy
+
+    return DdpStrategy()
 
 
 def _ddp(strategy: DdpStrategy, model: nn.Module, world: World) -> DistributedDataParallel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from raydist.optim import Schedule, build_optimizer
 from raydist.passes import Passes
 from raydist.precision import Precision
 from raydist.randomness import seed_all
-from raydist.state import TrainState, check_model_matches
+from raydist.state import TrainState
 from raydist.strategy import Spread, spread
 from raydist.task import Task
 from raydist.world import World
@@ -25,6 +26,8 @@ from raydist.world import World
 if TYPE_CHECKING:
     from raydist.config import JobConfig
 
+Sample = Callable[[nn.Module], tuple[torch.Tensor, ...]]
+"""Gives the model's inputs of one micro-batch, for a strategy that measures the model."""
 
 _RATES = ("params", "lr", "initial_lr")
 """What an optimizer's group keeps from a checkpoint; everything else is a setting of the job file."""
@@ -53,14 +56,16 @@ class Counters:
 class Trainer:
     """Model, optimizer, schedule, scaler and EMA of one worker. Every rank builds one and steps it in lockstep."""
 
-    def __init__(self, config: JobConfig, task: Task, world: World, total_steps: int | None) -> None:
+    def __init__(
+        self, config: JobConfig, task: Task, world: World, total_steps: int | None, sample: Sample | None = None
+    ) -> None:
         self.config, self.task, self.world = config, task, world
         if config.train.deterministic:
             torch.use_deterministic_algorithms(True)
         seed_all(config.seed, "model")
-        self.spread: Spread = spread(config.strategy, build_model(task), world)
         self.precision = Precision(config.precision, world.device)
-        self.optimizer = build_optimizer(config.optimizer, self.module.parameters())
+        self.spread: Spread = spread(config.strategy, build_model(task), world, self.precision, sample)
+        self.optimizer = build_optimizer(config.optimizer, self.spread.parameters())
         self.schedule = Schedule(config.schedule, self.optimizer, total_steps)
         self.ema: AveragedModel | None = None
         if config.train.ema is not None:
@@ -68,7 +73,7 @@ class Trainer:
         if config.train.compile:
             compile_model(config, self.module)
         self.counters = Counters()
-        self.passes = Passes(config, task, world, self.spread, self.precision)
+        self.passes: Passes = passes(config, task, world, self.spread, self.precision)
         self.meter = self.passes.meter
         self.best: dict[str, Any] | None = None
         self.extra: dict[str, Any] = {}
@@ -81,12 +86,12 @@ class Trainer:
     @property
     def evaluated(self) -> nn.Module:
         """The model that evaluation and export use: the EMA of the weights when there is one."""
-        return self.ema.module if self.ema is not None else self.module
+        return self.spread.scored(self.ema.module if self.ema is not None else self.module, self.precision)
 
     def share_buffers(self) -> None:
         """Give every rank rank 0's buffers, before an evaluation or a checkpoint. Every rank must call it."""
         modules = [self.module] if self.ema is None else [self.module, self.ema.module]
-        self.world.broadcast_tensors([b for module in modules for b in module.buffers() if b.numel()])
+        self.spread.share([b for module in modules for b in module.buffers() if b.numel()])
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -100,7 +105,7 @@ class Trainer:
         return self._apply(data, finite, before)
 
     def _apply(self, data: StepData, finite: torch.Tensor, before: tuple[torch.Tensor | None, float]) -> Outcome:
-        norm = self.precision.gradient_norm(self.optimizer, self.config.clip_grad_norm)
+        norm = self.precision.gradient_norm(self.optimizer, self.config.clip_grad_norm, self.spread.norm)
         applied = math.isfinite(norm)
         bad = None if applied else self._verdict(finite)
         self.precision.step(self.optimizer, apply=applied)
@@ -134,7 +139,7 @@ class Trainer:
 
     def state(self, position: Position, data: dict[str, Any]) -> TrainState:
         """All that resuming needs; tensors are references, so copy before the next step. Every rank must call it."""
-        return TrainState(
+        state = TrainState(
             model=dict(self.module.state_dict()),
             optimizer=self.optimizer.state_dict(),
             schedule=self.schedule.state_dict(),
@@ -153,6 +158,7 @@ class Trainer:
                 "micro_size": self.passes.micro_size,
             },
         )
+        return self.spread.whole(state)
 
     def roll_back(self, state: TrainState) -> int:
         """Take weights, optimizer, schedule, scaler and EMA of `state`; steps and rows go on. Returns the steps undone."""
@@ -166,7 +172,7 @@ class Trainer:
 
     def load(self, state: TrainState) -> Position:
         """Become what `state` says, and return where the data goes on. Raises CheckpointError when the model is another one."""
-        check_model_matches(self.module.state_dict(), state.model)
+        state = self.spread.own(state)
         self.module.load_state_dict(state.model)
         options = [{k: v for k, v in group.items() if k not in _RATES} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state.optimizer)
@@ -196,6 +202,17 @@ def build_model(task: Task) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"task: build_model() gave a {type(model).__name__}, not a torch.nn.Module")
     return model
+
+
+def passes(config: JobConfig, task: Task, world: World, spread: Spread, precision: Precision) -> Passes:
+    """What turns a batch into gradients under this strategy."""
+    if config.strategy.name != "pipeline" or config.strategy.stages == 1:
+        return Passes(config, task, world, spread, precision)
+    from raydist.pipeline.passes import PipelinePasses
+    from raydist.pipeline.spread import PipelineSpread
+
+    assert isinstance(spread, PipelineSpread)
+    return PipelinePasses(config, task, world, spread, precision)
 
 
 def compile_model(config: JobConfig, model: nn.Module) -> None:

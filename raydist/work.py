@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,10 @@ def work(
 
     Raises what `fit` raises; whoever called decides on a restart, and writes the summary of a failure.
     """
+    if config.strategy.name == "pipeline" and config.strategy.stages > 1:
+        from raydist.pipeline.grid import make_grid
+
+        world = replace(world, grid=make_grid(config.strategy, world))
     keeper = Keeper(config, world, attempt, control, listen)
     control.micro_size = attempt.micro_size
     control.reload = keeper.newest
@@ -66,7 +71,8 @@ def _work(
     if config.profile is not None:
         control.profiler = Profiler(config.profile, keeper.run.root, world, control.event)
     state = keeper.resume()
-    sources = open_data(config, world, None if state is None else state.data)
+    stored = None if state is None else state.data
+    sources = open_data(config, world, stored) if world.grid is None else _open_stage(config, world, stored)
     try:
         task = build_task(config.task)
         total = total_steps(config, sources.train)
@@ -83,6 +89,12 @@ def _work(
             control.profiler.close(control.progress.step)
         keeper.close()
         sources.close()
+
+
+def _open_stage(config: JobConfig, world: World, stored: dict[str, Any] | None) -> Sources:
+    from raydist.pipeline.data import open_stage
+
+    return open_stage(config, world.grid, stored)
 
 
 @contextmanager

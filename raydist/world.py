@@ -35,6 +35,8 @@ class World:
     backend: str = "gloo"
     control: dist.ProcessGroup | None = None
     owns_group: bool = False
+    grid: Any = None
+    """Of a pipeline: this rank's stage and replica (`raydist.pipeline.grid.Grid`)."""
 
     @property
     def is_main(self) -> bool:
@@ -70,7 +72,7 @@ class World:
         if self.control is None:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.control)
+        dist.broadcast_object_list(box, group=self.control, group_src=0)
         return box[0]
 
     def broadcast_tensors(self, tensors: Sequence[torch.Tensor]) -> None:

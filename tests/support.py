@@ -152,20 +152,27 @@ def train_here(
     config = parse_config(job, Path.cwd())
     world = from_env(config.scaling.backend)
     try:
-        data = config.data
+        data, peers = config.data, world
+        if config.strategy.name == "pipeline" and config.strategy.stages > 1:
+            from dataclasses import replace
+
+            from raydist.pipeline.grid import make_grid
+
+            world = replace(world, grid=make_grid(config.strategy, world))
+            peers = world.grid.peers
         train = TorchSource(
             build_dataset(data.train, "data.train"),
             data.train,
             config.batch.global_size,
             config.seed,
-            world.rank,
-            world.world_size,
+            peers.rank,
+            peers.world_size,
         )
         evaluation = None
         if data.eval is not None:
             size = config.batch.eval_size or config.batch.global_size
             evaluation = TorchEval(
-                build_dataset(data.eval, "data.eval"), data.eval, size, config.seed, world.rank, world.world_size
+                build_dataset(data.eval, "data.eval"), data.eval, size, config.seed, peers.rank, peers.world_size
             )
         control = Control(stop="test" if stop_after == 1 else None)
         if inject is not None:

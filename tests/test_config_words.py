@@ -12,6 +12,7 @@ from tests.config_jobs import NO_EVAL, TORCH_DATA, data_of, parse, refused
 
 # -- values that are refused ---------------------------------------------------------------------------------------
 
+STRATEGIES = "allowed: ddp, dp, model_parallel, pipeline, or a map with name and its options"
 INT = "allowed: an integer >= 1"
 POSITIVE = "allowed: a finite number > 0"
 NOT_NEGATIVE = "allowed: a finite number >= 0"
@@ -153,25 +154,34 @@ NOT_NEGATIVE = "allowed: a finite number >= 0"
         ),
         (
             "strategy=fsdp",
-            'strategy = "fsdp": strategy fsdp is not built yet; allowed: ddp, dp, model_parallel, or a map with name and its '
-            "options",
+            'strategy = "fsdp": strategy fsdp is not built yet; allowed: ddp, dp, model_parallel, pipeline, or a map with name and its options",
+        ),
+        ("strategy={name: pipeline, stages: 0}", f"strategy.stages = 0: {INT}"),
+        (
+            "strategy={name: pipeline, stages: 4, micro_batches: 3}",
+            "strategy.micro_batches = 3: 1f1b needs at least as many as stages (4); gpipe does not",
         ),
         (
-            "strategy={name: pipeline, stages: 2}",
-            'strategy = {name: "pipeline", stages: 2}: strategy pipeline is not built yet; '
-            "allowed: ddp, dp, model_parallel, or a map with name and its options",
+            "strategy={name: pipeline, stages: 2, cut: [3]}",
+            "strategy.cut = [3]: needs 2 numbers of layers, one for each run (stages x chunks)",
         ),
         (
             "strategy=dpp",
-            'strategy = "dpp": did you mean dp? allowed: ddp, dp, model_parallel, or a map with name and its options',
+            f'strategy = "dpp": did you mean dp? {STRATEGIES}',
         ),
         (
             "strategy={name: dpp}",
-            'strategy = {name: "dpp"}: did you mean dp? allowed: ddp, dp, model_parallel, or a map with name and its options',
+            f'strategy = {{name: "dpp"}}: did you mean dp? {STRATEGIES}',
         ),
-        ("strategy={name: 3}", "strategy = {name: 3}: allowed: ddp, dp, model_parallel, or a map with name and its options"),
-        ("strategy=[ddp]", 'strategy = ["ddp"]: allowed: ddp, dp, model_parallel, or a map with name and its options'),
-        ("strategy=null", "strategy = null: allowed: ddp, dp, model_parallel, or a map with name and its options"),
+        (
+            "strategy={name: 3}",
+            f"strategy = {{name: 3}}: {STRATEGIES}",
+        ),
+        (
+            "strategy=[ddp]",
+            f'strategy = ["ddp"]: {STRATEGIES}',
+        ),
+        ("strategy=null", f"strategy = null: {STRATEGIES}"),
         ("strategy.bucket_cap_mb=0", f"strategy.bucket_cap_mb = 0: {POSITIVE}"),
         ("strategy={name: dp, static_graph: true}", "strategy.static_graph = true: unknown key; allowed: name"),
         ("strategy.comm_hook=fp16", 'strategy.comm_hook = "fp16": allowed: fp16_compress, bf16_compress or null'),

@@ -143,8 +143,7 @@ def place(config: JobConfig, nodes: list[Node]) -> Placement:
 
 def asked(config: JobConfig) -> tuple[int, int]:
     """Fewest and most workers."""
-    workers = config.scaling.workers
-    return (workers, workers) if isinstance(workers, int) else (workers[0], workers[1])
+    return config.workers
 
 
 def _needs(config: JobConfig, gpus: float) -> str:

@@ -66,8 +66,7 @@ class Cluster:
 
 
 def _asked(config: JobConfig) -> tuple[int, int]:
-    asked = config.scaling.workers
-    return (asked, asked) if isinstance(asked, int) else (asked[0], asked[1])
+    return config.workers
 
 
 def _nodes(excluding: set[str]) -> list[dict[str, float]]:
@@ -160,8 +159,7 @@ def _trim() -> None:
 
 def _size(config: JobConfig) -> dict[str, Any]:
     """CPUs for the workers and some for Ray Data; GPUs as the machine has them."""
-    asked = config.scaling.workers
-    workers = asked if isinstance(asked, int) else asked[1]
+    workers = config.workers[1]
     size: dict[str, Any] = {"num_cpus": math.ceil(workers * config.scaling.cpus_per_worker) + _DATA_CPUS}
     if config.scaling.resources:
         size["resources"] = {name: amount * workers for name, amount in config.scaling.resources.items()}
