@@ -154,7 +154,7 @@ NOT_NEGATIVE = "allowed: a finite number >= 0"
         ),
         (
             "strategy=fsdp",
-            'strategy = "fsdp": strategy fsdp is not built yet; allowed: ddp, dp, model_parallel, pipeline, or a map with name and its options",
+            f'strategy = "fsdp": strategy fsdp is not built yet; {STRATEGIES}',
         ),
         ("strategy={name: pipeline, stages: 0}", f"strategy.stages = 0: {INT}"),
         (
