@@ -42,7 +42,7 @@ train: $(STAMP) ## train the handwritten digits job: make train ARGS="scaling.wo
 test: $(STAMP) ## run all tests but those marked nightly
 	$(BIN)/python -m pytest -m "not nightly" $(ARGS)
 
-nightly: $(STAMP) ## run the tests that are too long for every change
+nightly: $(STAMP) browser ## run the tests that are too long for every change
 	$(BIN)/python -m pytest -m nightly $(ARGS)
 
 test-fast: $(STAMP) ## run the tests that start no Ray and take no time

@@ -11,7 +11,7 @@ from raydist.report.pictures import HEIGHT, WIDTH, write_pictures
 from tests.report.browser import chromium, look, missing
 from tests.report.runs import write
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # installing Chromium alone may take a minute
 
 
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
