@@ -145,7 +145,8 @@ def test_wandb_offline_holds_what_was_written(tmp_path: Path, monkeypatch: pytes
     assert found == {line["step"]: pytest.approx(line["train_loss"]) for line in run.read_metrics()}
 
 
-def test_prometheus_outside_of_ray_is_told_and_left_out(tmp_path: Path) -> None:
+def test_prometheus_outside_of_ray_is_told_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # the tests' own cluster may be up in this process
     run = RunDir(str(local_run(tmp_path, loggers=["prometheus"])))
     told = [event["reason"] for event in run.read_events() if event["kind"] == "warning"]
     assert len(told) == 1 and "this run is not on Ray" in told[0]
