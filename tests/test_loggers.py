@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,7 @@ def test_wandb_offline_holds_what_was_written(tmp_path: Path, monkeypatch: pytes
 
 
 def test_prometheus_outside_of_ray_is_told_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray.is_initialized", lambda: False)  # the tests' own cluster may be up in this process
+    monkeypatch.delitem(sys.modules, "ray", raising=False)  # the tests' own cluster may be up in this process
     run = RunDir(str(local_run(tmp_path, loggers=["prometheus"])))
     told = [event["reason"] for event in run.read_events() if event["kind"] == "warning"]
     assert len(told) == 1 and "this run is not on Ray" in told[0]
