@@ -121,6 +121,7 @@ def test_an_address_behind_a_firewall_times_out(hosts: Hosts) -> None:
     assert [(f["check"], f["found"]) for f in findings] == [("address", f"{ADDRESS} timed out: no answer in 5 s")]
 
 
+@pytest.mark.nightly
 def test_training_across_hosts_outlives_a_cut_cable(hosts: Hosts, tmp_path: Path) -> None:
     """One worker on a, one on b; the cable of b is pulled in mid-training, and the run ends on a with the same losses."""
     xs = [float(x) for x in range(1, 41)]
