@@ -15,7 +15,7 @@ PYTHON ?=
 JOB ?= jobs/digits.yaml
 ARGS ?=
 
-.PHONY: help install train test nightly test-fast browser chaos lint types clean
+.PHONY: help install train test nightly test-fast browser chaos bench lint types clean
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -56,6 +56,9 @@ browser: ## get what the report's browser tests need: axe-core from npm, Chromiu
 
 chaos: $(STAMP) ## break a small run in every way we know, kill it at random, and print one table
 	$(BIN)/python jobs/chaos.py $(ARGS)
+
+bench: $(STAMP) ## measure raydist beside torchrun, Ray Train and others: make bench ARGS="step --quick"
+	$(BIN)/raydist bench $(ARGS)
 
 lint: $(STAMP) ## check style and formatting with ruff
 	$(BIN)/ruff check .

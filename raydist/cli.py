@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raydist import cli_report
+from raydist.cli_bench import bench
 from raydist.cli_doctor import doctor
 from raydist.cli_plan import plan
 from raydist.errors import ConfigError, Interrupted, RaydistError
@@ -97,6 +98,7 @@ app.command()(plan)
 app.command()(doctor)
 app.command()(cli_report.report)
 app.command()(cli_report.watch)
+app.command()(bench)
 
 
 def load(job: Path, overrides: list[str] | None) -> JobConfig:
