@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -193,6 +194,9 @@ def check_in_sync(world: World, named: dict[str, torch.Tensor], when: str) -> No
     if world.world_size == 1:
         return
     mine = {name: (tuple(t.shape), str(t.dtype), *checksum(t)) for name, t in named.items()}
+    digest = blake2b(repr(mine).encode(), digest_size=16).digest()
+    if len(set(world.gather(digest))) == 1:  # 16 bytes a rank: all the names and sums travel only when something is wrong
+        return
     everyone: list[dict[str, Any]] = world.gather(mine)
     reference = everyone[0]
     for rank, other in enumerate(everyone[1:], start=1):

@@ -15,7 +15,7 @@ import pytest
 from raydist import storage
 from raydist.heartbeat import FOLDER, Beat, write_beat
 from raydist.storage import join
-from raydist.watchdog import Watchdog, check_interval, in_collective, is_stopped, judge, odd_one, verdict_of
+from raydist.watchdog import Guard, Watchdog, check_interval, in_collective, is_stopped, judge, odd_one, verdict_of
 
 BACKWARD = ["raydist/passes.py:112 in _pass", "raydist/precision.py:60 in backward", "torch/autograd/graph.py:9 in _engine_run"]
 AGREES = ["raydist/loop.py:80 in fit", "raydist/world.py:120 in sum", "torch/distributed/c10d.py:5 in all_reduce"]
@@ -158,3 +158,11 @@ def test_only_the_first_order_counts_and_only_for_its_attempt(tmp_path: Path, ro
 def test_looks_are_frequent_enough_to_name_a_stall_in_time() -> None:
     assert check_interval(60.0) == 1.0 and check_interval(60.0, local=False) == 3.0
     assert check_interval(2.0) == pytest.approx(0.1) and check_interval(0.1) == 0.05
+
+
+@pytest.mark.parametrize(("workers", "looking"), [(1, 1), (8, 8), (15, 15), (16, 8), (64, 8), (1000, 8)])
+def test_few_of_many_ranks_look_at_everyone(tmp_path: Path, workers: int, looking: int) -> None:
+    watchdog = Watchdog(str(tmp_path), workers, 1.0, "a")
+    looks = [rank for rank in range(workers) if Guard(watchdog, rank, lambda _: None).looks]
+    assert len(looks) == looking and looks[0] == 0
+    assert max(b - a for a, b in zip(looks, [*looks[1:], workers], strict=True)) <= -(-workers // 8)

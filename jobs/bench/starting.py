@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -19,13 +20,13 @@ HERE = Path(__file__).resolve().parent
 CONTENDERS = HERE / "contenders"
 ROOT = HERE.parents[1]
 sys.path.append(str(CONTENDERS))
+os.environ.pop("RAY_ADDRESS", None)  # a cluster is used only where a script says so
 
 from cases import Case, job  # noqa: E402
 
 ENV = {
     "OMP_NUM_THREADS": "1",  # what torchrun sets, and Ray for a worker of one CPU
     "PYTHONPATH": f"{ROOT}:{CONTENDERS}",
-    "RAY_ADDRESS": "",
     "RAY_DEDUP_LOGS": "0",
 }
 LOSS_TOLERANCE = 0.03
