@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -52,6 +53,8 @@ class Runs:
         here = self.folder / f"{self.count:03d}"
         here.mkdir()
         found = measure(self.command(name, case, here), here / "run.stamps", ENV, memory)
+        if name == "raydist" and self.workers > 1:  # DDP's first step is preceded by a trial on each rank by itself
+            found = replace(found, steps=found.steps[1:])
         if len(found.steps) != case.steps:
             raise RaydistError(f"{name} took {len(found.steps)} steps of {case.name}, not {case.steps}")
         self.losses.setdefault(name, []).append(last_loss(here / "run" if name == "raydist" else here))

@@ -72,7 +72,7 @@ def main() -> None:
     if options.address:
         ray.init(address=options.address)
     else:
-        ray.init(num_cpus=options.workers + 1, include_dashboard=False)  # one more for the controller
+        ray.init(address="local", num_cpus=options.workers + 1, include_dashboard=False)
     trainer = TorchTrainer(
         train,
         train_loop_config={"case": options.case, "steps": options.steps, "stamps": options.stamps},
