@@ -53,7 +53,9 @@ class Runs:
         here = self.folder / f"{self.count:03d}"
         here.mkdir()
         found = measure(self.command(name, case, here), here / "run.stamps", ENV, memory)
-        if name == "raydist" and self.workers > 1:  # DDP's first step is preceded by a trial on each rank by itself
+        if (
+            name == "raydist" and len(found.steps) == case.steps + 1
+        ):  # DDP's first step is preceded by a trial on each rank by itself
             found = replace(found, steps=found.steps[1:])
         if len(found.steps) != case.steps:
             raise RaydistError(f"{name} took {len(found.steps)} steps of {case.name}, not {case.steps}")
