@@ -15,6 +15,7 @@ from raydist import cli_report
 from raydist.cli_bench import bench
 from raydist.cli_doctor import doctor
 from raydist.cli_plan import plan
+from raydist.cli_tune import tune
 from raydist.errors import ConfigError, Interrupted, RaydistError
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ app.command()(doctor)
 app.command()(cli_report.report)
 app.command()(cli_report.watch)
 app.command()(bench)
+app.add_typer(tune, name="tune")
 
 
 def load(job: Path, overrides: list[str] | None) -> JobConfig:

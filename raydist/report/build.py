@@ -44,9 +44,8 @@ def collect(paths: Sequence[str]) -> tuple[list[Run], list[str], list[Chart], li
     for run, name in zip(runs, labels, strict=True):
         if (run.config.get("strategy") or {}).get("name") == "pipeline":
             made += foreign(f"pipeline: {name}", _pipeline(run.root))
-    for path in paths:
-        if path.rstrip("/") not in folders:
-            made += foreign("sweep", _sweep(path))
+    sweeps = [path for path in paths if path.rstrip("/") not in folders]
+    made = [chart for path in sweeps for chart in foreign("sweep", _sweep(path))] + made
     return runs, labels, made, notes
 
 
@@ -59,17 +58,17 @@ def _pipeline(root: str) -> Any:
 
 
 def _sweep(folder: str) -> Any:
-    try:
-        from raydist.sweep.plots import figures  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return None
-    return figures(folder)
+    from raydist.sweep.plots import figures
+
+    return figures(folder if "://" in folder else str(Path(folder).expanduser()))
 
 
 def foreign(title: str, found: Any) -> list[Chart]:
-    """Charts of plotly figures that another room made: one, a list or a dict by title; None is none."""
+    """Charts, or plotly figures, that another room made: one, a list or a dict by title; None is none."""
     if found is None:
         return []
+    if isinstance(found, Chart):
+        return [found]
     if isinstance(found, dict) and "data" not in found:
         return [chart for name, one in found.items() for chart in foreign(str(name), one)]
     if isinstance(found, list | tuple):

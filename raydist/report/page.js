@@ -12,7 +12,7 @@
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink, family: "system-ui, sans-serif", size: 13 },
-      margin: { l: narrow.matches ? 48 : 64, r: 12, t: 12, b: 48 },
+      margin: Object.assign({ l: narrow.matches ? 48 : 64, r: 12, t: 12, b: 48 }, layout.margin),
       legend: Object.assign({ orientation: "h", x: 0, y: 1.02, yanchor: "bottom" }, layout.legend),
       hoverlabel: { bgcolor: dark.matches ? "#262c34" : "#ffffff", font: { color: ink } },
     });

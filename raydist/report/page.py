@@ -23,7 +23,7 @@ def page(title: str, runs: Sequence[Run], labels: Sequence[str], charts: Sequenc
         f"<header><h1>{escape(title)}</h1><p>raydist {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p></header>",
         "<main>",
         *(f'<p class="note">{escape(note)}</p>' for note in notes),
-        _section("Runs", _table("runs", ["run", *_FACTS], _facts(runs, labels), wide=True)),
+        *([_section("Runs", _table("runs", ["run", *_FACTS], _facts(runs, labels), wide=True))] if runs else []),
         *(_figure(number, chart) for number, chart in enumerate(charts)),
     ]
     if len(runs) > 1:

@@ -70,7 +70,7 @@ class Run:
 def find_runs(path: str) -> list[str]:
     """`path` itself when it is a run's folder, else the runs in it (a sweep's trials), at most two levels down.
 
-    Raises ConfigError when there is none.
+    Raises ConfigError when there is neither a run nor a sweep's `trials.csv`.
     """
     path = path if "://" in path else str(Path(path).expanduser())
     if _is_run(path):
@@ -85,7 +85,7 @@ def find_runs(path: str) -> list[str]:
         else:
             below = [storage.join(inside, deeper) for deeper in storage.names(inside) if not deeper.startswith(".")]
             found += [where for where in below if _is_run(where)]
-    if not found:
+    if not found and not storage.exists(storage.join(path, "trials.csv")):  # no trial of a sweep need have a folder
         raise ConfigError(
             f"{path}: no run there; give the folder of a run (with metrics.jsonl or events.jsonl in it), or of a sweep"
         )

@@ -1,0 +1,1 @@
+"""`raydist sweep`: many trials of one job, on workers that stay warm."""
