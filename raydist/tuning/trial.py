@@ -20,6 +20,8 @@ from raydist.world import World, from_env
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_LEFT_OUT = ("schedule", "loggers", "profile", "sweep")
+"""Sections that a trial does without."""
 _KEPT = ("compile", "deterministic")
 """What a trial takes from the job's `train` section."""
 
@@ -44,7 +46,7 @@ def short_job(config: JobConfig, steps: int, changes: Mapping[str, Mapping[str, 
     Schedule, evaluation, early stop, EMA, checkpoints, loggers and profile are left out. A step that is not finite is skipped,
     so that whoever takes the results decides. A pipeline trains as one whole model: by the batch law its losses are the same.
     """
-    settings = {key: value for key, value in to_plain(config).items() if key not in ("schedule", "loggers", "profile")}
+    settings = {key: value for key, value in to_plain(config).items() if key not in _LEFT_OUT}
     settings["data"] = {key: value for key, value in settings["data"].items() if key != "eval"}
     train = {key: value for key, value in settings["train"].items() if key in _KEPT}
     settings["train"] = {**train, "max_steps": steps, "eval_every": None, "log_every": {"steps": 1}}

@@ -93,7 +93,7 @@ def test_the_command_prints_the_line_for_the_job_file_and_leaves_the_run_alone(
         (["--low", "1", "--high", "0.1"], "the range is backwards: --low 1 must be below --high 0.1"),
         (["--low", "0"], "--low 0 is no learning rate: give a number above 0"),
         (["--high", "nan", "--steps", "5"], "--high nan is no learning rate: give a number above 0; --steps 5 are too few"),
-        (["--steps", "many"], "'many' is not a valid"),
+        (["--steps", "many"], "Invalid value for '--steps'"),
         (["optimizer.lr=-1"], "optimizer.lr"),
     ],
 )
