@@ -3,9 +3,8 @@
     python jobs/bench/sweep.py [--trials N] [--check N] [--only raydist|tune] [--json FILE]
 
 12 trials of 2 epochs of digits (learning rate × global batch × precision), 2 workers each, one at a time on 2 CPUs; both in one
-call. The times are those of the whole commands. `--trials N` cuts the Tune side for a quick look: then no ratio is printed. `--check N`
-trains N of the sweep's trials (all) by `raydist train`'s loop with 2 workers under torchrun, and compares the final losses.
-Needs `python jobs/data/digits.py`.
+call. The times are those of the whole commands. `--trials N` cuts the Tune side for a quick look: then no ratio is printed.
+`--check N` trains N of the sweep's settings (all) by themselves, with 2 workers under torchrun, and compares the final losses. Needs `python jobs/data/digits.py`.
 """
 
 from __future__ import annotations
@@ -134,6 +133,7 @@ def tune_driver(config: dict[str, Any]) -> None:
     from ray.train.torch import TorchTrainer
     from ray.tune.integration.ray_train import TuneReportCallback
 
+    config = config["pick"]
     trainer = TorchTrainer(
         train_worker,
         train_loop_config=config,
@@ -155,9 +155,7 @@ def tune(folder: Path, trials: int) -> None:
     tuner = ray_tune.Tuner(
         # 2 CPUs for 2 workers and a driver that must not take a whole one: the workers ask for 0.9 each
         ray_tune.with_resources(tune_driver, {"CPU": 0.1}),
-        param_space=ray_tune.grid_search([{**config, **fixed} for config in configs()[:trials]])
-        if False
-        else {"pick": ray_tune.grid_search([{**config, **fixed} for config in configs()[:trials]])},
+        param_space={"pick": ray_tune.grid_search([{**config, **fixed} for config in configs()[:trials]])},
         tune_config=ray_tune.TuneConfig(metric="eval_loss", mode="min", max_concurrent_trials=1),
         run_config=ray_tune.RunConfig(name="tune", storage_path=str(folder), verbose=0),
     )
