@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from raydist.errors import ConfigError
+from raydist.runners import leftovers
 from raydist.watchdog import flight_recorder
 
 if TYPE_CHECKING:
@@ -138,10 +139,13 @@ def connect(config: JobConfig, address: str | None, verbose: bool) -> Iterator[C
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = "a local Ray cluster did not start" if address in (None, "local") else f"no Ray cluster at {address!r}"
         raise ConfigError(f"{where}: {error}") from error
+    owned = address in (None, "local")
     try:
-        yield Cluster(_resources(), owned=address in (None, "local"))
+        yield Cluster(_resources(), owned=owned)
     finally:
+        ours = leftovers.of_local_cluster() if owned else []
         ray.shutdown()
+        leftovers.end(ours)
 
 
 def _trim() -> None:

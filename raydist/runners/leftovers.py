@@ -1,7 +1,8 @@
-"""What Ray Train leaves in a cluster when its controller is killed: taken away, so that the next attempt has the room."""
+"""What Ray leaves behind, taken away: a killed controller's placement groups, an ended local cluster's processes."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 
@@ -22,3 +23,30 @@ def release(before: set[str]) -> None:
 
     for name in held() - before:
         remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(name))))
+
+
+def of_local_cluster() -> list[Any]:
+    """Every process (`psutil.Process`) of the local cluster that this process started: Ray's own and all that they started."""
+    import psutil  # comes with ray
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    found = []
+    for infos in node.all_processes.values() if node is not None else ():
+        for info in infos:
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(info.process.pid)
+                found += [process, *process.children(recursive=True)]
+    return found
+
+
+def end(processes: list[Any], grace: float = 2.0) -> None:
+    """Return when none of `processes` runs any more; those that still do after `grace` seconds are killed.
+
+    Ray's agents may look for a GCS that has ended for a minute before they end too (Ray 2.60, after an interrupted run).
+    """
+    import psutil
+
+    for process in psutil.wait_procs(processes, timeout=grace)[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
