@@ -4,7 +4,8 @@
 
 12 trials of 2 epochs of digits (learning rate × global batch × precision), 2 workers each, one at a time on 2 CPUs; both in one
 call. The times are those of the whole commands. `--trials N` cuts the Tune side for a quick look: then no ratio is printed.
-`--check N` trains N of the sweep's settings (all) by themselves, with 2 workers under torchrun, and compares the final losses. Needs `python jobs/data/digits.py`.
+`--check N` trains N of the sweep's settings (all) by themselves, with 2 workers under torchrun, and compares the final losses.
+Needs `python jobs/data/digits.py`.
 """
 
 from __future__ import annotations
