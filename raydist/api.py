@@ -135,7 +135,7 @@ def _importable(job: Job) -> Iterator[None]:
 def as_config(job: Job, overrides: Sequence[str] = ()) -> JobConfig:
     """The settings that `job` means. Raises ConfigError with all problems."""
     if isinstance(job, JobConfig):
-        return parse_config(to_plain(job), job.base_dir or Path.cwd(), overrides) if overrides else job
+        return parse_config({**to_plain(job), "env": job.env}, job.base_dir or Path.cwd(), overrides) if overrides else job
     if isinstance(job, Mapping):
         return parse_config(job, Path.cwd(), overrides)
     return load_config(os.fspath(job), overrides)

@@ -81,6 +81,13 @@ def best_of(store: str, rule: BestRule) -> tuple[int, float] | None:
     return top
 
 
+_UNREADABLE = (
+    *(OSError, EOFError, SafetensorError, pickle.UnpicklingError),
+    *(LookupError, AttributeError, TypeError, ValueError, RuntimeError),
+)
+"""What files raise that are not what their manifest says, by mistake or on purpose."""
+
+
 def load(uri: str) -> tuple[TrainState, dict[str, Any]]:
     """The state and the manifest of one checkpoint, tensors on the CPU.
 
@@ -97,7 +104,7 @@ def load(uri: str) -> tuple[TrainState, dict[str, Any]]:
             for name, entry in manifest["files"].items():
                 storage.download(storage.join(uri, entry.get("at", name)), Path(folder) / name)
             return _load_folder(Path(folder), manifest), manifest
-    except (OSError, SafetensorError, pickle.UnpicklingError, KeyError, TypeError, ValueError, RuntimeError) as error:
+    except _UNREADABLE as error:
         raise CheckpointError(f"checkpoint {uri} cannot be read: {type(error).__name__}: {error}") from error
 
 

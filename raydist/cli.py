@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raydist import cli_report
+from raydist import cli_jobs, cli_report
 from raydist.cli_bench import bench
 from raydist.cli_doctor import doctor
 from raydist.cli_plan import plan
 from raydist.cli_tune import tune
+from raydist.environment import hide
 from raydist.errors import ConfigError, Interrupted, RaydistError
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ def train(
         str | None, typer.Option(help="auto: go on although settings changed. A run or checkpoint folder: go on from there.")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Move an earlier run of this name aside and start anew.")] = False,
+    dashboard: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Show Ray's dashboard of the local cluster at this IP: 127.0.0.1.")
+    ] = None,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show Ray's own messages and tracebacks.")] = False,
 ) -> None:
     """Train a job. A run that was interrupted goes on where it was; one that is finished is left alone."""
@@ -64,12 +68,14 @@ def train(
     main = not torchrun or os.environ.get("RANK") == "0"
     if main:
         announce(config, screen)
+    if dashboard is not None and (torchrun or local):
+        raise ConfigError("--dashboard is Ray's, and this run is without Ray (--local, torchrun)")
     if torchrun or local:
         summary = train_local(config, resume, fresh, screen)
     else:
         from raydist.runners.ray_train import train_ray
 
-        summary = train_ray(config, resume, fresh, address=address, screen=screen, verbose=verbose)
+        summary = train_ray(config, resume, fresh, address=address, screen=screen, verbose=verbose, dashboard=dashboard)
     if main:
         screen.table(summary)
 
@@ -97,6 +103,10 @@ def export(
 
 app.command()(plan)
 app.command()(doctor)
+app.command(context_settings=cli_jobs.PASS_ON)(cli_jobs.submit)
+app.command()(cli_jobs.jobs)
+app.command()(cli_jobs.logs)
+app.command()(cli_jobs.stop)
 app.command()(cli_report.report)
 app.command()(cli_report.watch)
 app.command()(bench)
@@ -143,7 +153,7 @@ def guarded(command: Callable[[], Any], verbose: bool = False) -> int:
         print("raydist: stopped at once; the last committed checkpoint stays good", file=sys.stderr)
         return _CTRL_C
     except Interrupted as stopped:
-        print(f"raydist: {stopped}", file=sys.stderr)
+        print(hide(f"raydist: {stopped}"), file=sys.stderr)
         return stopped.exit_code
     except RaydistError as error:
         _tell(error, verbose)
@@ -158,7 +168,7 @@ def _tell(error: Exception, traceback: bool) -> None:
     if traceback:
         import traceback as tracebacks
 
-        tracebacks.print_exception(error)
+        sys.stderr.write(hide("".join(tracebacks.format_exception(error))))
     kind = "" if isinstance(error, RaydistError) else f"{type(error).__name__}: "
     title = "wrong job or command" if isinstance(error, ConfigError) else "failed"
-    print(f"raydist: {title}: {kind}{error}", file=sys.stderr)
+    print(hide(f"raydist: {title}: {kind}{error}"), file=sys.stderr)

@@ -41,7 +41,8 @@ from raydist.config_parts import (
     TrainConfig,
 )
 from raydist.config_pipeline import PipelineStrategy
-from raydist.config_types import Part, PathText, Positive, Target, Whole, refuse
+from raydist.config_types import EnvValue, Part, PathText, Positive, Target, Whole, refuse
+from raydist.environment import masked
 from raydist.errors import ConfigError
 
 __all__ = [
@@ -112,6 +113,7 @@ class JobConfig(Part):
     failure: FailureConfig = Field(default_factory=FailureConfig)
     loggers: list[LoggerSetting] = Field(default_factory=list)
     profile: ProfileConfig | None = None
+    env: dict[str, EnvValue] = Field(default_factory=dict, repr=False)
     storage: PathText = Field(default="./runs", validate_default=True)
 
     _base_dir: str = PrivateAttr("")
@@ -199,12 +201,16 @@ def json_schema() -> dict[str, Any]:
 
 
 def to_plain(config: BaseModel) -> dict[str, Any]:
-    """The settings as a job file holds them, defaults included; a key whose value and default are null is left out."""
-    return {
+    """The settings as a job file holds them, defaults included; a key whose value and default are null is left out.
+
+    Secrets in `env` are masked (`environment.masked`).
+    """
+    settings = {
         field.alias or name: _plain_value(getattr(config, name))
         for name, field in type(config).model_fields.items()
         if getattr(config, name) is not None or field.get_default(call_default_factory=True) is not None or field.is_required()
     }
+    return {**settings, "env": masked(config.env)} if isinstance(config, JobConfig) else settings
 
 
 def _plain_value(value: Any) -> Any:
@@ -216,7 +222,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def to_yaml(config: JobConfig) -> str:
-    """The resolved settings as YAML (all paths absolute); `load_config` reads an equal JobConfig from it."""
+    """The resolved settings as YAML: paths absolute, secrets masked; but for those, `load_config` reads an equal JobConfig."""
     return dump_yaml(to_plain(config))
 
 

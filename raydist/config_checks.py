@@ -7,6 +7,7 @@ those sections are valid, so that an error elsewhere does not hide what it finds
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,8 @@ from raydist.config_parts import (
     TrainConfig,
 )
 from raydist.config_words import nearest
+
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Found = Iterator[tuple[str, str]]
 
@@ -121,6 +124,17 @@ def rollback_has_checkpoints(checkpoint: CheckpointConfig, failure: FailureConfi
         yield "failure.bad_step", "rollback goes back to a checkpoint, and checkpoint.every is null"
 
 
+def env_names_are_names(env: dict[str, str]) -> Found:
+    """Variables that a process can have, and that are the job's to set."""
+    for name, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            yield f"env.{name}", "not the name of a variable: letters, digits and _ are allowed, no digit first"
+        elif name in _RANK_VARIABLES:
+            yield f"env.{name}", "set for each worker by the runner; remove it"
+        elif "\0" in value:
+            yield f"env.{name}", "a variable cannot hold a NUL character"
+
+
 CHECKS = (
     task_fits_data,
     eval_keeps_every_row,
@@ -131,6 +145,7 @@ CHECKS = (
     one_worker,
     pipeline_fits,
     rollback_has_checkpoints,
+    env_names_are_names,
 )
 
 

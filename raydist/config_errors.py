@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from raydist.config_types import MAX_INTEGER, Part, kind_of
 from raydist.config_words import allowed, clean, is_section, keys_of, members, nearest, not_null, own_names, show, unwrapped
+from raydist.environment import is_secret
 
 Path = tuple[str | int, ...]
 MISSING = object()
@@ -28,8 +29,13 @@ class Problem:
     def words(self, places: Mapping[Path, str]) -> str:
         """`batch.micro_size (line 9) = 8.5: message`; the place is that of the nearest key that was written."""
         place = next((f" ({places[self.path[:n]]})" for n in range(len(self.path), 0, -1) if self.path[:n] in places), "")
-        value = "" if self.value is MISSING else f" = {show(self.value)}"
+        value = "" if self.value is MISSING or is_hidden(self.path) else f" = {show(self.value)}"
         return f"{dotted(self.path) or 'the job'}{place}{value}: {self.message}"
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether the value at `path` may be a secret."""
+    return path[:1] == ("env",) and (len(path) < 2 or is_secret(str(path[1])))
 
 
 def dotted(path: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from raydist.config_errors import dotted
+from raydist.config_errors import dotted, is_hidden
 from raydist.config_words import show
 from raydist.errors import ConfigError
 
@@ -209,9 +209,9 @@ def apply_overrides(data: dict[Any, Any], overrides: Sequence[str], places: Plac
 
 
 def _apply(data: dict[Any, Any], override: str, places: Places) -> None:
-    source = f"override {show(override)}"
     key_path, equals, text = override.partition("=")
     keys = key_path.strip().split(".")
+    source = f"override {show(f'{key_path}=' if is_hidden(tuple(keys)) else override)}"
     if not equals:
         raise ConfigError(f"{source}: no = in it; an override is key.path=value, such as optimizer.lr=1e-2")
     if not all(keys):

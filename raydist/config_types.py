@@ -83,6 +83,10 @@ def import_path(target: str, info: ValidationInfo) -> str:
     return target
 
 
+def _env_value(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _read_bool(value: Any) -> Any:
     return _BOOL_WORDS.get(value.lower(), value) if isinstance(value, str) else value
 
@@ -96,6 +100,8 @@ Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[str, Field(min_length=1), AfterValidator(absolute)]
+EnvValue = Annotated[str, BeforeValidator(_env_value)]
+"""Text; a whole number is taken as it is written."""
 ImportPath = Annotated[str, AfterValidator(import_path)]
 
 

@@ -16,14 +16,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from raydist import storage
+from raydist.environment import hide
 
 
 def plain(value: Any) -> Any:
-    """`value` as strict JSON takes it: floats that are not finite become None, scalars with `.item()` their number."""
+    """`value` as strict JSON takes it: floats that are not finite become None, scalars with `.item()` their number.
+
+    Secrets in text are hidden.
+    """
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, str):
+        return hide(value)
     if hasattr(value, "item") and not isinstance(value, int | float):
         value = value.item()
     if isinstance(value, float):

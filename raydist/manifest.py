@@ -78,7 +78,7 @@ def read_manifest(uri: str) -> dict[str, Any]:
     try:
         manifest = json.loads(data)
         whole = isinstance(manifest, dict) and render(manifest) == data
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"checkpoint {uri} is damaged: {NAME} is not JSON ({error})") from error
     if not whole:
         raise CheckpointError(f"checkpoint {uri} is damaged: {NAME} is not as it was written (its own sha256 differs)")
@@ -99,10 +99,10 @@ def _structure(uri: str, manifest: Mapping[str, Any]) -> str | None:
     if folder_name(manifest["step"]) != uri.rstrip("/").rsplit("/", 1)[-1]:
         return f"is that of step {manifest.get('step')}"
     for name, entry in manifest["files"].items():
-        if "/" in name or not _PLAIN.fullmatch(name) or not _PLAIN.fullmatch(entry.get("at", name)):
-            return f"names a file outside the checkpoint: {name!r}"
-        if "size" not in entry or "sha256" not in entry:
+        if not isinstance(entry, dict) or not isinstance(entry.get("size"), int) or not isinstance(entry.get("sha256"), str):
             return f"has an entry without size or sha256: {name!r}"
+        if "/" in name or not _PLAIN.fullmatch(name) or not _PLAIN.fullmatch(str(entry.get("at", name))):
+            return f"names a file outside the checkpoint: {name!r}"
     absent = [name for name in FILES if name not in manifest["files"]]
     return f"does not name {', '.join(absent)}" if absent else None
 

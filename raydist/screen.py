@@ -10,6 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from raydist.environment import hide
+
 _TIMES = {"step_s", "data_wait_s", "sync_wait_s", "eval_s", "memory_mb", "compute_s", "memory_reserved_mb"}
 
 
@@ -27,7 +29,7 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One line, on its own."""
-        self.console.print(text, markup=False)
+        self.console.print(hide(text), markup=False)
 
     def started(self, step: int, total_steps: int | None) -> None:
         """Training is at `step` of `total_steps`."""
@@ -91,7 +93,7 @@ class Screen:
         if self.pretty:
             table = Table(show_header=False, title=summary.get("name"))
             for key, value in rows:
-                table.add_row(key, Text(value))
+                table.add_row(key, Text(hide(value)))
             self.console.print(table)
             return
         width = max(len(key) for key, _ in rows)

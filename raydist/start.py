@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,10 +37,12 @@ HARMLESS = (
     "data.eval.loader",
     "loggers",
     "profile",
+    "env",
 )
 """Settings that do not change which run this is: the batch law keeps steps and batches the same."""
 
 _LOCK = ".lock"
+_PACKAGE = re.compile(r"^/.*/runtime_resources/working_dir_files/[^/]+/")
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def prepare(config: JobConfig, resume: str | None = None, fresh: bool = False) -
         if resume == "auto" and earlier is None:
             notes.append(f"nothing to resume in {root}: starting from scratch")
         return _write(config, run, Start(root, None, notes))
-    changed = [] if earlier is None else diff_settings(earlier, config)
+    changed = [] if earlier is None else [c for c in diff_settings(earlier, config) if _same_place(c[1]) != _same_place(c[2])]
     telling = [change for change in changed if not change[0].startswith(HARMLESS)]
     summary = run.read_summary()
     if resume is None and telling:
@@ -102,6 +105,13 @@ def prepare(config: JobConfig, resume: str | None = None, fresh: bool = False) -
 
 def _show(value: Any) -> str:
     return "(unset)" if value is None else repr(value) if isinstance(value, str) else str(value)
+
+
+def _same_place(value: Any) -> Any:
+    """Paths into the package of a Ray job without its folder, whose name changes with any of the files in it."""
+    if isinstance(value, list):
+        return [_same_place(item) for item in value]
+    return _PACKAGE.sub("", value) if isinstance(value, str) else value
 
 
 def _write(config: JobConfig, run: RunDir, start: Start) -> Start:

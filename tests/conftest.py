@@ -25,6 +25,7 @@ SET_BY_LIBRARIES = {
     "KMP_DUPLICATE_LIB_OK",  # scikit-learn
     "KMP_INIT_AT_FORK",  # scikit-learn
     "PYTEST_CURRENT_TEST",
+    "RAY_CLIENT_MODE",  # ray's job client
     "TORCHINDUCTOR_CACHE_DIR",  # torch.compile
     "TRITON_CACHE_DIR",  # torch.compile
 }

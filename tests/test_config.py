@@ -293,7 +293,8 @@ def test_an_unknown_key_of_an_override_gets_the_nearest_key_and_says_where_it_is
         "  optimizer.l_r (command line) = 1: unknown key; did you mean lr? allowed: name, target, lr, momentum, nesterov, "
         "weight_decay, betas, eps, args, fused",
         "  trian (command line) = {epochs: 3}: unknown key; did you mean train? allowed: name, seed, task, data, batch, train, "
-        "optimizer, schedule, precision, clip_grad_norm, strategy, scaling, checkpoint, failure, loggers, profile, storage",
+        "optimizer, schedule, precision, clip_grad_norm, strategy, scaling, checkpoint, failure, loggers, profile, env, "
+        "storage",
     ]
 
 

@@ -39,27 +39,27 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def parse_address(text: str) -> Address:
-    """`HOST:PORT`, `[IPv6]:PORT`, or a URL of the two. ConfigError ("malformed") says what is wrong."""
+def parse_address(text: str, port: int = 6379) -> Address:
+    """`HOST:PORT`, `[IPv6]:PORT`, or a URL of the two. ConfigError ("malformed") says what is wrong; `port` is its example."""
     found = _HOST_PORT.fullmatch(text.strip())
     if found is None:
-        head, _, port = text.strip().rpartition(":")
-        if _is_ip(head, 6) and port.isdigit():
-            raise ConfigError(f"address {text!r} is malformed: an IPv6 address goes in brackets; write [{head}]:{port}")
+        head, _, digits = text.strip().rpartition(":")
+        if _is_ip(head, 6) and digits.isdigit():
+            raise ConfigError(f"address {text!r} is malformed: an IPv6 address goes in brackets; write [{head}]:{digits}")
         bare = text.strip().strip("[]")
         if _is_ip(bare, 6):
-            raise ConfigError(f"address {text!r} is malformed: the port is missing; write [{bare}]:6379")
-        raise ConfigError(f"address {text!r} is malformed: write HOST:PORT, such as 10.0.0.1:6379 or [fd00::1]:6379")
-    scheme, host, port = found["scheme"], found["six"] or found["host"] or "", found["port"]
+            raise ConfigError(f"address {text!r} is malformed: the port is missing; write [{bare}]:{port}")
+        raise ConfigError(f"address {text!r} is malformed: write HOST:PORT, such as 10.0.0.1:{port} or [fd00::1]:{port}")
+    scheme, host, digits = found["scheme"], found["six"] or found["host"] or "", found["port"]
     if scheme is not None and scheme not in _SCHEMES:
         raise ConfigError(f"address {text!r} is malformed: {scheme}:// is none of {', '.join(s + '://' for s in _SCHEMES)}")
-    if not re.fullmatch(r"\d{1,5}", port) or not 1 <= int(port) <= 65535:
-        raise ConfigError(f"address {text!r} is malformed: the port is {port!r}, and 1 to 65535 is allowed")
+    if not re.fullmatch(r"\d{1,5}", digits) or not 1 <= int(digits) <= 65535:
+        raise ConfigError(f"address {text!r} is malformed: the port is {digits!r}, and 1 to 65535 is allowed")
     if found["six"] is not None and not _is_ip(host, 6):
         raise ConfigError(f"address {text!r} is malformed: {host!r} in brackets is no IPv6 address")
     if found["six"] is None and not (_is_ip(host, 4) if re.fullmatch(r"[\d.]+", host) else _NAME.fullmatch(host)):
         raise ConfigError(f"address {text!r} is malformed: {host!r} is no host name and no IPv4 address")
-    return Address(scheme, host, int(port))
+    return Address(scheme, host, int(digits))
 
 
 def _is_ip(text: str, version: int) -> bool:
@@ -70,7 +70,7 @@ def _is_ip(text: str, version: int) -> bool:
         return False
 
 
-def check_answers(address: Address, timeout_s: float = CONNECT_S) -> None:
+def check_answers(address: Address, timeout_s: float = CONNECT_S, usual: str = "6379 by default") -> None:
     """Connect, and hang up. AddressError ("refused" or "timed out") or ConfigError (a name that nobody knows)."""
     try:
         socket.create_connection((address.host, address.port), timeout=timeout_s).close()
@@ -85,7 +85,7 @@ def check_answers(address: Address, timeout_s: float = CONNECT_S) -> None:
     except OSError as error:
         raise AddressError(
             f"{address} refused: {error.strerror or error}",
-            "nothing listens there: is the head node up (`ray start --head`), and is that its port (6379 by default)?",
+            f"nothing listens there: is the head node up (`ray start --head`), and is that its port ({usual})?",
         ) from error
 
 

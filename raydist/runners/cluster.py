@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import math
 import os
@@ -120,8 +121,11 @@ def quiet(verbose: bool) -> None:
 
 
 @contextmanager
-def connect(config: JobConfig, address: str | None, verbose: bool) -> Iterator[Cluster]:
-    """The cluster at `address` (left as it was), the one this process has, or a local one that ends with the job."""
+def connect(config: JobConfig, address: str | None, verbose: bool, dashboard: str | None = None) -> Iterator[Cluster]:
+    """The cluster at `address` (left as it was), the one this process has, or a local one that ends with the job.
+
+    `dashboard`: the host at which a local one shows Ray's dashboard (see `check_dashboard`); None for no dashboard.
+    """
     import ray
 
     level = logging.INFO if verbose else logging.ERROR
@@ -131,8 +135,9 @@ def connect(config: JobConfig, address: str | None, verbose: bool) -> Iterator[C
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": level}
     try:
         if address is None or address == "local":
-            ray.init(address="local", include_dashboard=False, **_size(config), **options)
-            if not verbose:
+            shown: dict[str, Any] = {} if dashboard is None else {"dashboard_host": dashboard}
+            ray.init(address="local", include_dashboard=dashboard is not None, **shown, **_size(config), **options)
+            if not verbose and dashboard is None:
                 _trim()
         else:
             ray.init(address=address, **options)
@@ -146,6 +151,30 @@ def connect(config: JobConfig, address: str | None, verbose: bool) -> Iterator[C
         ours = leftovers.of_local_cluster() if owned else []
         ray.shutdown()
         leftovers.end(ours)
+
+
+def check_dashboard(host: str, address: str | None) -> list[str]:
+    """Whether a local cluster's dashboard may listen at `host`; what to say of it. ConfigError when it may not.
+
+    The dashboard starts programs for whoever may use it, so beyond this machine only those with the token may.
+    """
+    if address not in (None, "local"):
+        raise ConfigError(f"--dashboard is for the local cluster, and {address!r} is another one with a dashboard of its own")
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError as error:
+        raise ConfigError(f"--dashboard {host}: give an IP address of this machine, such as 127.0.0.1") from error
+    if loopback:
+        return []
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":  # on by default in a local cluster (Ray 2.60)
+        raise ConfigError(
+            f"--dashboard {host} is refused: others could run programs here, since Ray's token authentication is off. Unset "
+            "RAY_AUTH_MODE=disabled, or use --dashboard 127.0.0.1 and an SSH tunnel"
+        )
+    return [
+        f"warning: the dashboard at {host} can be reached from other machines; who has the token (~/.ray/auth_token) can run "
+        "programs here, and it travels unencrypted. Safer: --dashboard 127.0.0.1 and an SSH tunnel"
+    ]
 
 
 def _trim() -> None:

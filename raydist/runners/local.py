@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from raydist.control import Control
+from raydist.environment import applied, resolve
 from raydist.errors import ConfigError, Interrupted, RaydistError
 from raydist.keeper import Attempt
 from raydist.screen import Screen
@@ -38,16 +39,24 @@ def train_local(
 
     Raises ConfigError before anything starts, Interrupted after a stop with a checkpoint, and whatever training raised.
     """
-    flight_recorder()
-    if "OMP_NUM_THREADS" not in os.environ:  # as Ray does for its workers, so that all runners compute alike
-        torch.set_num_threads(max(1, int(config.scaling.cpus_per_worker)))
-    world = from_env(config.scaling.backend)
-    screen = screen or Screen()
     with contextlib.ExitStack() as held:
+        held.enter_context(applied(resolve(config.env, os.environ)))
+        flight_recorder()
+        _threads(config)
+        world = from_env(config.scaling.backend)
+        screen = screen or Screen()
         held.callback(world.close)
         held.callback(screen.close)
         start = _agree_on_start(config, world, resume, fresh, held)
         return start.finished if start.finished is not None else _train(config, world, start, screen)
+
+
+def _threads(config: JobConfig) -> None:
+    """As Ray does for its workers, so that all runners compute alike. torch has read its variable already."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, int(config.scaling.cpus_per_worker)))
+    elif "OMP_NUM_THREADS" in config.env:
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 def _train(config: JobConfig, world: World, start: Start, screen: Screen) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from raydist.control import Control
+from raydist.environment import hide
 
 
 class Lines(io.TextIOBase):
@@ -19,7 +20,7 @@ class Lines(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Note complete lines; the rest waits for its end."""
-        self.under.write(text)
+        self.under.write(hide(text))
         *lines, self._open = (self._open + text).split("\n")
         for line in lines:
             if line.strip():

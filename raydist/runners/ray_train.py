@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from raydist import storage
+from raydist.environment import resolve
 from raydist.errors import RaydistError
 from raydist.keeper import Attempt
 from raydist.rundir import RunDir
 from raydist.runners import leftovers
 from raydist.runners.attempts import Attempts, StopFile
-from raydist.runners.cluster import connect, gpus_per_worker, quiet
+from raydist.runners.cluster import check_dashboard, connect, gpus_per_worker, quiet
 from raydist.runners.copies import Holders
 from raydist.runners.local import stop_on_signals
 from raydist.runners.prints import captured
@@ -37,19 +38,25 @@ def train_ray(
     address: str | None = None,
     screen: Screen | None = None,
     verbose: bool = False,
+    dashboard: str | None = None,
 ) -> dict[str, Any]:
     """Train on the cluster at `address`, or on a local one that lives as long as this call. Returns the summary.
+
+    `dashboard`: the host at which a local one shows Ray's dashboard, 127.0.0.1 but for a reason.
 
     Raises ConfigError when the cluster cannot hold the workers, Interrupted after a stop with a checkpoint, TrainError with the
     first failing rank's own error when restarts are used up.
     """
+    resolve(config.env, os.environ)  # what is missing is told before anything starts
     screen = screen or Screen()
     quiet(verbose)
+    for words in [] if dashboard is None else check_dashboard(dashboard, address):
+        screen.say(words)
     with locked(run_root(config)):
         start = prepare(config, resume, fresh)
         if start.finished is not None:
             return start.finished
-        with _scratch(start.root), connect(config, address, verbose) as cluster:
+        with _scratch(start.root), connect(config, address, verbose, dashboard) as cluster:
             holders = Holders() if config.checkpoint.memory is not None else None
             attempts = Attempts(config, start, cluster, screen, fit, holders=holders)
             try:
@@ -74,11 +81,12 @@ def fit(config: JobConfig, attempt: Attempt, workers: int) -> Any:
     """One attempt: a `TorchTrainer` with `workers` workers, and no restarts of its own."""
     from ray.exceptions import RayActorError
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig
 
     from raydist.runners.lean import LeanTrainer
+    from raydist.runners.variables import Variables
 
     scaling = config.scaling
+    variables = Variables.of(config.env)
     gpus = gpus_per_worker(config)
     resources = {"CPU": scaling.cpus_per_worker, **scaling.resources}
     if gpus:
@@ -90,9 +98,10 @@ def fit(config: JobConfig, attempt: Attempt, workers: int) -> Any:
         run_config=RunConfig(
             name=uuid.uuid4().hex[:12],
             storage_path=storage.join(attempt.start.root, _SCRATCH),
+            **variables.run_options,
             failure_config=FailureConfig(max_failures=0),
         ),
-        torch_config=TorchConfig(backend=None if scaling.backend == "auto" else scaling.backend),
+        torch_config=variables.torch_config(None if scaling.backend == "auto" else scaling.backend),
     )
     before = leftovers.held()
     try:

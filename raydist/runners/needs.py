@@ -1,0 +1,148 @@
+"""What a job needs of this machine, and what it expects on the cluster: the paths of its job file and command. No ray."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raydist.config import JobConfig, diff_settings, load_config, parse_config, to_plain
+from raydist.config_file import read_job_file
+from raydist.errors import ConfigError
+from raydist.runners.packing import Need
+
+COMMANDS = ("train", "sweep", "run", "doctor", "plan")
+"""raydist's commands that make sense on the cluster."""
+
+_ELSEWHERE = "/" + "/".join(["elsewhere"] * 40)
+"""No path of the job file stays the same when it is read as if the file were there, but for absolute ones."""
+_OUTPUTS = re.compile(r"storage|loggers\.\d+\.dir")
+_FILE_TARGET = re.compile(r"(?P<file>.+\.py):[^/]*")
+_MODULE = re.compile(r"(?P<first>[A-Za-z_]\w*)[\w.]*[:.]\w[\w.]*")
+
+
+@dataclass(frozen=True)
+class Demands:
+    """`needs` go into the package; `notes` say what must be on the cluster already."""
+
+    needs: list[Need] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    config: JobConfig | None = None
+
+
+def demands(root: Path, arguments: Sequence[str]) -> Demands:
+    """What `raydist ARGUMENTS…`, run in the folder `root`, asks for. ConfigError when it could not run on a cluster."""
+    if not arguments or arguments[0] not in COMMANDS:
+        given = f"{arguments[0]!r} is none" if arguments else "none is given"
+        raise ConfigError(
+            f"submit: a command of raydist is needed ({', '.join(COMMANDS)}) and {given}; such as: submit train job.yaml"
+        )
+    for argument in arguments:
+        if not _is_text(argument):
+            raise ConfigError(f"submit: the argument {argument!r} is not UTF-8 and cannot be sent")
+        if argument == "--address" or argument.startswith("--address="):
+            raise ConfigError(f"submit: the job runs on the cluster that it is sent to; put --address before {arguments[0]}")
+    named = [name for name in arguments[1:] if not name.startswith("-") and os.path.exists(root / name)]
+    needs = [_need(root, name, [str(root / name)]) for name in named]
+    if arguments[0] != "train":
+        return Demands(needs)
+    job = next((name for name in arguments[1:] if name.lower().endswith((".yaml", ".yml")) and "=" not in name), None)
+    if job is None:
+        raise ConfigError("submit train: no job file (.yaml) is given")
+    overrides = [a for a in arguments[1:] if not a.startswith("-") and "=" in a]
+    if os.path.isabs(os.path.expanduser(job)):
+        raise ConfigError(
+            f"submit train: {job} will not be at that place on the cluster; name it from the working directory {root}"
+        )
+    if _outside(root, str(root / job)):
+        raise ConfigError(
+            f"submit train: {job} lies outside the working directory {root}; run submit in a folder that holds it"
+        )
+    config = load_config(root / job, overrides)
+    data, _ = read_job_file(root / job)
+    changes = diff_settings(parse_config(data, _ELSEWHERE, overrides), config)
+    relative = {key: [b for a, b in zip(_texts(there), _texts(here), strict=True) if a != b] for key, there, here in changes}
+    for key, paths in relative.items():
+        if _OUTPUTS.fullmatch(key):
+            raise ConfigError(
+                f"{key}: {paths[0]} is written as a path from the job file; on the cluster that is in the package's temporary "
+                f"copy, where results would be lost. Set a folder that all nodes share, or a URI: {key}=/mnt/shared/runs "
+                f"or {key}=s3://bucket/runs"
+            )
+        needs.append(_need(root, key, [_file(path) for path in paths]))
+    needs += _modules(root, (root / job).parent, config)
+    return Demands(needs, _expected(config, relative), config)
+
+
+def _is_text(argument: str) -> bool:
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in argument
+
+
+def _texts(value: Any) -> list[str]:
+    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+
+
+def _file(path: str) -> str:
+    found = _FILE_TARGET.fullmatch(path)
+    return found["file"] if found else path
+
+
+def _need(root: Path, key: str, paths: Sequence[str]) -> Need:
+    """The need for these absolute paths or patterns. ConfigError for one outside `root`."""
+    names: list[str] = []
+    for path in paths:
+        if _outside(root, path):
+            raise ConfigError(
+                f"{key}: {path} lies outside the working directory {root}, and only that is sent: run submit in a folder that "
+                "holds both, or give an absolute path or a URI that is there on the cluster"
+            )
+        found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) and not os.path.exists(path) else [path]
+        names += [os.path.relpath(one, root) for one in found or [path]]
+    return Need(key, tuple(names))
+
+
+def _outside(root: Path, path: str) -> bool:
+    return os.path.relpath(path, root).split(os.sep)[0] == os.pardir
+
+
+def _modules(root: Path, beside: Path, config: JobConfig) -> list[Need]:
+    """Python modules of the working directory that the job file's import paths name: git may ignore them."""
+    needs = []
+    for key, value in _leaves(config):
+        found = _MODULE.fullmatch(value) if key.rsplit(".", 1)[-1] in ("target", "collate") else None
+        if found is None:
+            continue
+        for folder in (root, beside):
+            file, package = folder / f"{found['first']}.py", folder / found["first"]
+            if package.joinpath("__init__.py").is_file():
+                sources = sorted(package.rglob("*.py"))
+            else:
+                sources = [file] if file.is_file() else []
+            if sources:
+                needs.append(_need(root, key, [str(source) for source in sources]))
+                break
+    return needs
+
+
+def _leaves(config: JobConfig) -> list[tuple[str, str]]:
+    """Key path and value of each text in the settings."""
+    everything = diff_settings({}, to_plain(config))
+    return [(key, text) for key, _, value in everything for text in _texts(value)]
+
+
+def _expected(config: JobConfig, relative: dict[str, list[str]]) -> list[str]:
+    """What the cluster's nodes must have: absolute paths, and the driver the variables that `env` refers to."""
+    keys = ("path", "target", "collate", "dir")
+    return [
+        f"{key}: {path} is looked up on the cluster's nodes"
+        for key, path in _leaves(config)
+        if (key == "storage" or key.rsplit(".", 1)[-1] in keys) and path.startswith("/") and path not in relative.get(key, ())
+    ]
