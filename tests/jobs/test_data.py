@@ -142,7 +142,10 @@ def test_text_refuses_what_does_not_fit() -> None:
         dataset[len(dataset)]
 
 
-@pytest.mark.parametrize("job", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.name)
+JOB_FILES = sorted(path for path in JOBS.glob("*.yaml") if path.name != "kuberay.yaml")  # that one is KubeRay's, not raydist's
+
+
+@pytest.mark.parametrize("job", JOB_FILES, ids=lambda path: path.name)
 def test_every_job_file_loads_and_says_where_its_schema_is(job: Path) -> None:
     config = load_config(job)
     assert config.name == job.stem
