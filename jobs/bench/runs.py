@@ -55,7 +55,7 @@ def step_row(name: str, found: dict[str, list[Measured]], note: str) -> Row:
 def transformer_rows(folder: Path, rounds: int, quick: bool) -> list[Row]:
     from cases import case
 
-    made = case("transformer", 40 if quick else 80)
+    made = case("transformer", 30 if quick else 80)
     runs = Runs(folder)
     found = take_turns(runs.contenders(made, ("raydist", "torchrun") if quick else ALL), rounds, "transformer")
     return [step_row("transformer", found, same_losses(runs.losses))]
