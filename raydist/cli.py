@@ -15,6 +15,7 @@ from raydist import cli_jobs, cli_report
 from raydist.cli_bench import bench
 from raydist.cli_doctor import doctor
 from raydist.cli_plan import plan
+from raydist.cli_run import run
 from raydist.cli_tune import tune
 from raydist.environment import hide
 from raydist.errors import ConfigError, Interrupted, RaydistError
@@ -103,6 +104,7 @@ def export(
 
 app.command()(plan)
 app.command()(doctor)
+app.command(context_settings=cli_jobs.PASS_ON)(run)
 app.command(context_settings=cli_jobs.PASS_ON)(cli_jobs.submit)
 app.command()(cli_jobs.jobs)
 app.command()(cli_jobs.logs)

@@ -31,3 +31,11 @@ class Interrupted(RaydistError):
     """The run was asked to stop and did, with a checkpoint."""
 
     exit_code = 3
+
+
+class ScriptFailed(RaydistError):
+    """A script of `raydist run` failed: `exit_code` is the first failing rank's."""
+
+    def __init__(self, words: str, exit_code: int) -> None:
+        super().__init__(words)
+        self.exit_code = exit_code

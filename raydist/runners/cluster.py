@@ -126,6 +126,13 @@ def connect(config: JobConfig, address: str | None, verbose: bool, dashboard: st
 
     `dashboard`: the host at which a local one shows Ray's dashboard (see `check_dashboard`); None for no dashboard.
     """
+    with joined(address, _size(config), verbose, dashboard) as cluster:
+        yield cluster
+
+
+@contextmanager
+def joined(address: str | None, size: dict[str, Any], verbose: bool = False, dashboard: str | None = None) -> Iterator[Cluster]:
+    """As `connect`; `size` are what `ray.init` takes for a local one (`num_cpus`, `num_gpus`, `resources`)."""
     import ray
 
     level = logging.INFO if verbose else logging.ERROR
@@ -136,7 +143,7 @@ def connect(config: JobConfig, address: str | None, verbose: bool, dashboard: st
     try:
         if address is None or address == "local":
             shown: dict[str, Any] = {} if dashboard is None else {"dashboard_host": dashboard}
-            ray.init(address="local", include_dashboard=dashboard is not None, **shown, **_size(config), **options)
+            ray.init(address="local", include_dashboard=dashboard is not None, **shown, **size, **options)
             if not verbose and dashboard is None:
                 _trim()
         else:
