@@ -33,8 +33,12 @@ class Guarded:
         spec = {"argv": [python, str(script)], "env": dict(os.environ), "cwd": str(folder)}
         os.write(self.control, json.dumps(spec).encode() + b"\n")
 
-    def read(self, count: int) -> bytes:
-        return os.read(self.out, count)
+    def line(self) -> bytes:
+        """What the script prints next."""
+        text = b""
+        while not text.endswith(b"\n"):
+            text += os.read(self.out, 1)
+        return text
 
     def end(self) -> tuple[dict[str, Any], bytes]:
         """The guard's word and all output, when both pipes have ended."""
@@ -99,9 +103,9 @@ def test_what_a_script_starts_ends_with_it(tmp_path: Path) -> None:
 def test_the_end_of_the_actor_ends_all(tmp_path: Path) -> None:
     (tmp_path / "stay").touch()
     guarded = Guarded(tmp_path, FORKS)
-    pids = [int(pid) for pid in guarded.read(4096).split()[:3]]
+    pids = [int(pid) for pid in guarded.line().split()]
     os.write(guarded.control, b"15\n")
-    assert guarded.read(4096) == b"not now\n"  # it has the signal, and stays
+    assert guarded.line() == b"not now\n"  # it has the signal, and stays
     os.close(guarded.control)
     guarded.control = -1
     word, _ = guarded.end()
@@ -110,7 +114,7 @@ def test_the_end_of_the_actor_ends_all(tmp_path: Path) -> None:
 
 def test_a_signal_ends_a_script_that_does_not_mind(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, "import time; print('up', flush=True); time.sleep(600)")
-    assert guarded.read(3) == b"up\n"
+    assert guarded.line() == b"up\n"
     os.write(guarded.control, b"2\n")
     word, output = guarded.end()
     assert word["code"] == 130 and b"KeyboardInterrupt" in output
@@ -118,6 +122,6 @@ def test_a_signal_ends_a_script_that_does_not_mind(tmp_path: Path) -> None:
 
 def test_the_death_of_the_guard_ends_the_script(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, "import os, time; print(os.getpid(), os.getppid(), flush=True); time.sleep(600)")
-    pid, parent = (int(word) for word in guarded.read(100).split())
+    pid, parent = (int(word) for word in guarded.line().split())
     os.kill(parent, 9)
     assert guarded.end()[0] == {} and gone(pid)
