@@ -18,7 +18,7 @@ from raydist.cli_plan import plan
 from raydist.cli_run import run
 from raydist.cli_tune import tune
 from raydist.environment import hide
-from raydist.errors import ConfigError, Interrupted, RaydistError
+from raydist.errors import ConfigError, Interrupted, RaydistError, Stopped
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
@@ -154,7 +154,7 @@ def guarded(command: Callable[[], Any], verbose: bool = False) -> int:
     except (typer.Abort, KeyboardInterrupt):
         print("raydist: stopped at once; the last committed checkpoint stays good", file=sys.stderr)
         return _CTRL_C
-    except Interrupted as stopped:
+    except (Interrupted, Stopped) as stopped:
         print(hide(f"raydist: {stopped}"), file=sys.stderr)
         return stopped.exit_code
     except RaydistError as error:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from raydist.errors import ConfigError
+from raydist.errors import ConfigError, Stopped
 
 Address = Annotated[
     str | None,
@@ -112,8 +112,7 @@ def _follow(client: Any, job: str, address: str | None) -> int:
     try:
         info = ray_jobs.follow(client, job, _write)
     except KeyboardInterrupt:
-        _say(f"job {job} goes on; {_hints(job, address)}")
-        raise typer.Exit(130) from None
+        raise Stopped(f"job {job} goes on; {_hints(job, address)}") from None
     _say(ray_jobs.verdict(info, job))
     return ray_jobs.exit_code(info)
 

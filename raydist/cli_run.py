@@ -42,7 +42,7 @@ def run(
 
     if gpus_per_worker != "auto" and not gpus_per_worker.isdigit():
         raise ConfigError(f"--gpus-per-worker {gpus_per_worker}: give auto or a whole number")
-    code = run_script(
+    run_script(
         Script(
             arguments=[*(["-m"] if module else []), script, *context.args],
             workers=workers,
@@ -57,7 +57,6 @@ def run(
             verbose=verbose,
         )
     )
-    raise typer.Exit(code)
 
 
 def _variables(given: list[str] | tuple[()]) -> dict[str, str]:

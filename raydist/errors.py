@@ -33,6 +33,14 @@ class Interrupted(RaydistError):
     exit_code = 3
 
 
+class Stopped(RaydistError):
+    """The command was stopped by a signal; the words say what that means, `exit_code` is 128 + the signal."""
+
+    def __init__(self, words: str, exit_code: int = 130) -> None:
+        super().__init__(words)
+        self.exit_code = exit_code
+
+
 class ScriptFailed(RaydistError):
     """A script of `raydist run` failed: `exit_code` is the first failing rank's."""
 

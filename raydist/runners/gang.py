@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from raydist.errors import ConfigError
+from raydist.errors import ConfigError, TrainError
 from raydist.runners.rank import End, News, Order, Place, Rank
 
 _POLL_S = 5.0
@@ -65,7 +65,7 @@ def check_fits(workers: int, need: dict[str, float]) -> None:
     asked = ", ".join(f"{amount * workers:g} {name}" for name, amount in wanted.items())
     there = ", ".join(f"{sum(node.get(name, 0.0) for node in nodes):g} {name}" for name in wanted)
     raise ConfigError(
-        f"--workers {workers}: {workers} workers need {asked}, and the cluster has {there} on {len(nodes)} "
+        f"--workers {workers} needs {asked}, and the cluster has {there} on {len(nodes)} "
         f"node{'s' * (len(nodes) != 1)}, room for {fits}. Lower --workers, --cpus-per-worker or --gpus-per-worker, or add nodes"
     )
 
@@ -132,8 +132,12 @@ class Gang:
     def start(self, orders: Sequence[Order]) -> None:
         """Start all ranks' scripts."""
         import ray
+        from ray.exceptions import RayActorError
 
-        ray.get([actor.start.remote(order) for actor, order in zip(self.actors, orders, strict=True)])
+        try:
+            ray.get([actor.start.remote(order) for actor, order in zip(self.actors, orders, strict=True)])
+        except RayActorError as error:
+            raise TrainError("a worker's process ended before its script began (killed, or its node is gone)") from error
         self._polls = {actor.poll.remote(_POLL_S): rank for rank, actor in enumerate(self.actors)}
 
     def news(self) -> dict[int, News]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from raydist.errors import ConfigError, ScriptFailed
+from raydist.errors import ConfigError, ScriptFailed, Stopped
 from raydist.runners.cluster import joined, quiet
 from raydist.runners.gang import Gang, Seat, check_fits
 from raydist.runners.output import Output
@@ -23,7 +23,7 @@ from raydist.runners.rank import ERR, End, Order
 _SETTLE_S = 0.5
 """Seconds after the first failure in which an earlier one may still come to light."""
 _LAST_WORDS_S = 10.0
-"""Seconds for killed ranks to be gone."""
+"""Seconds for killed ranks to be gone before they are killed again."""
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH", "OMP_", "MKL_", "PYTHON", "CUDA_LAUNCH", "ACCELERATE_", "HF_")
 """Beginnings of the names of variables that go from this environment to the workers of another cluster."""
 
@@ -46,8 +46,8 @@ class Script:
     verbose: bool = False
 
 
-def run_script(script: Script) -> int:
-    """Run it, and return 0, or 128 + the signal that stopped it. ScriptFailed has the first failing rank's exit code.
+def run_script(script: Script) -> None:
+    """Run it to its end. ScriptFailed has the first failing rank's exit code, Stopped 128 + the signal that stopped it.
 
     ConfigError when the script is not there or the cluster cannot hold the workers.
     """
@@ -56,7 +56,8 @@ def run_script(script: Script) -> int:
     environment = dict(os.environ)
     quiet(script.verbose)
     local = {"num_cpus": max(1, int(-(-script.workers * script.cpus // 1)))}
-    with Signals() as signals, joined(script.address, local, script.verbose) as cluster:
+    # Ray's start sets handlers of its own, so ours come after it
+    with joined(script.address, local, script.verbose) as cluster, Signals() as signals:
         import ray
 
         gpus = script.gpus if script.gpus is not None else int(ray.cluster_resources().get("GPU", 0.0) > 0)
@@ -66,7 +67,7 @@ def run_script(script: Script) -> int:
         run_id = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:4]}"
         output = Output(script.log_dir / run_id, script.workers, shown)
         try:
-            return _Run(script, need, environment, cluster.owned, run_id, output, signals).attempts()
+            _Run(script, need, environment, cluster.owned, run_id, output, signals).attempts()
         finally:
             output.end()
 
@@ -154,7 +155,7 @@ class _Run:
     output: Output
     signals: Signals
 
-    def attempts(self) -> int:
+    def attempts(self) -> None:
         """Run the gang until it succeeds, is stopped, or has failed once more than allowed."""
         gang: Gang | None = None
         began = time.monotonic()
@@ -164,23 +165,23 @@ class _Run:
                     gang = gang or self._gang()
                     if attempt == 0:
                         self._announce(gang)
-                    failed = self._attempt(gang, attempt)
+                    ends = self._attempt(gang, attempt)
                 except KeyboardInterrupt:
-                    return self._stopped()
+                    raise self._stopped() from None
                 if self.signals:
-                    return self._stopped()
-                if failed is None:
+                    raise self._stopped()
+                failed = {rank: end for rank, end in ends.items() if end.code}
+                if not failed:
                     say(f"{self._workers()} finished in {time.monotonic() - began:.1f} s")
-                    return 0
-                rank, end = failed
+                    return
+                rank, end = min(failed.items(), key=lambda item: item[1].time)
                 words = self._words(gang.seats[rank], end)
                 if attempt == self.script.max_restarts:
                     raise ScriptFailed(words, end.code)
                 say(f"{words}\nraydist: restart {attempt + 1} of {self.script.max_restarts}")
-                if end.words is not None:  # its actor is gone
+                if any(end.words for end in failed.values()):  # an actor is gone
                     gang.close()
                     gang = None
-            raise AssertionError("unreachable")
         finally:
             if gang is not None:
                 gang.close()
@@ -197,16 +198,14 @@ class _Run:
     def _workers(self) -> str:
         return f"{self.script.workers} worker{'s' * (self.script.workers != 1)}"
 
-    def _attempt(self, gang: Gang, attempt: int) -> tuple[int, End] | None:
-        """One attempt; the first rank that failed."""
+    def _attempt(self, gang: Gang, attempt: int) -> dict[int, End]:
+        """One attempt: how each rank ended."""
         self.output.begin(attempt)
         lone = gang.seats[0].groups == 1
         master = ("127.0.0.1" if lone else gang.seats[0].place.ip, gang.free_port())
         gang.start([self._order(seat, master, attempt) for seat in gang.seats])
         ends: dict[int, End] = {}
-        deadline: float | None = None
-        told = 0
-        settled: float | None = None
+        ending = _Ending(gang, self.signals, self.script.grace)
         while gang.running():
             for rank, news in gang.news().items():
                 for stream, data in news.output:
@@ -215,28 +214,8 @@ class _Run:
                     ends[rank] = news.end
                     if news.end.error_file is not None:
                         self.output.record(rank, news.end.error_file)
-            now = time.monotonic()
-            bad = [end for end in ends.values() if end.code]
-            if bad and settled is None:
-                settled = now + _SETTLE_S
-            if len(self.signals.seen) > told:
-                told, number = len(self.signals.seen), self.signals.seen[told]
-                if deadline is None:
-                    say(
-                        f"{signal.Signals(number).name} goes to all workers; {self.script.grace:g} s are left (once more: none)"
-                    )
-                    gang.signal(number)
-                    deadline = now + self.script.grace
-                else:
-                    deadline = now
-            if settled is not None and now >= settled and deadline is None:
-                gang.signal(signal.SIGTERM)
-                deadline = now + self.script.grace
-            if deadline is not None and now >= deadline:
-                gang.kill()
-                deadline = now + _LAST_WORDS_S
-        failed = {rank: end for rank, end in ends.items() if end.code}
-        return min(failed.items(), key=lambda item: item[1].time) if failed else None
+            ending.look(any(end.code for end in ends.values()))
+        return ends
 
     def _order(self, seat: Seat, master: tuple[str, int], attempt: int) -> Order:
         here = self.environment
@@ -264,10 +243,41 @@ class _Run:
             words += f"\nthe end of its stderr:\n{tail}"
         return words
 
-    def _stopped(self) -> int:
+    def _stopped(self) -> Stopped:
         number = self.signals.seen[0] if self.signals else signal.SIGINT
-        say(f"stopped by {signal.Signals(number).name}; nothing runs any more")
-        return 128 + number
+        return Stopped(f"stopped by {signal.Signals(number).name}; no worker runs any more", 128 + number)
+
+
+class _Ending:
+    """Stops a gang when a rank has failed or a signal came: the signal (SIGTERM), and SIGKILL after `grace` seconds."""
+
+    def __init__(self, gang: Gang, signals: Signals, grace: float) -> None:
+        self.gang, self.signals, self.grace = gang, signals, grace
+        self._told = 0
+        self._failed: float | None = None
+        self._deadline: float | None = None
+
+    def look(self, failed: bool) -> None:
+        """Do what is due now. `failed`: whether a rank has failed."""
+        now = time.monotonic()
+        if failed and self._failed is None:
+            self._failed = now
+        if len(self.signals.seen) > self._told:
+            number, self._told = self.signals.seen[self._told], self._told + 1
+            if self._told == 1:
+                say(f"{signal.Signals(number).name} goes to all workers; {self.grace:g} s are left (once more: none)")
+                self._send(number, now)
+            else:
+                self._deadline = now
+        if self._failed is not None and self._deadline is None and now >= self._failed + _SETTLE_S:
+            self._send(signal.SIGTERM, now)
+        if self._deadline is not None and now >= self._deadline:
+            self.gang.kill()
+            self._deadline = now + _LAST_WORDS_S
+
+    def _send(self, number: int, now: float) -> None:
+        self.gang.signal(number)
+        self._deadline = now + self.grace
 
 
 def _packaged() -> bool:

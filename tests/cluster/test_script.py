@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +143,120 @@ def test_nothing_is_left_on_the_cluster() -> None:
     assert ray.cluster_resources()["CPU"] == 6
 
 
+STAYS = """
+import os, signal, subprocess, time
+def note(number, frame):
+    print("heard", number, flush=True)
+    if os.environ["RANK"] == "0": raise SystemExit(0)
+signal.signal(signal.SIGTERM, note)
+other = subprocess.Popen(["sleep", "600"], start_new_session=True)
+open(f"pid{os.environ['RANK']}", "w").write(f"{os.getpid()} {other.pid}")
+while True: time.sleep(0.1)
+"""
+
+
+def pids(count: int) -> list[int]:
+    """Of `count` ranks and what they started, once they are up."""
+    deadline = time.monotonic() + 60
+    found: list[int] = []
+    while len(found) < 2 * count and time.monotonic() < deadline:
+        found = [int(pid) for file in Path().glob("pid*") for pid in file.read_text().split()]
+        time.sleep(0.05)
+    return found
+
+
+def gone(some: list[int], seconds: float = 20.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in some) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(Path(f"/proc/{pid}").exists() for pid in some)
+
+
+def test_a_signal_goes_to_all_who_get_time_and_then_none(capfd: pytest.CaptureFixture[str]) -> None:
+    found: list[int] = []
+
+    def interrupt() -> None:
+        found.extend(pids(2))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        assert run(STAYS, "--workers", "2", "--tee", "all", "--grace", "1", "--max-restarts", "3") == 128 + signal.SIGTERM
+    finally:
+        thread.join()
+    assert len(found) == 4 and gone(found, 0)
+    out, told = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[0] heard 15", "[1] heard 15"]
+    assert "SIGTERM goes to all workers; 1 s are left (once more: none)" in told
+    assert told.endswith("raydist: stopped by SIGTERM; no worker runs any more\n")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("where", ["a local cluster", "another cluster"])
+@pytest.mark.parametrize(("number", "code"), [("SIGKILL", -9), ("SIGINT", 130)])
+def test_the_drivers_end_leaves_nothing(number: str, code: int, where: str) -> None:
+    import ray
+    from ray.util import placement_group_table
+
+    Path("script.py").write_text(STAYS)
+    command = [sys.executable, "-m", "raydist", "run", "--workers", "2", "--grace", "1"]
+    if where == "another cluster":
+        command += ["--address", ray.get_runtime_context().gcs_address]
+    before = set(placement_group_table())
+    mark = {**os.environ, "RAYDIST_TEST_MARK": str(Path.cwd())}
+    process = subprocess.Popen([*command, "script.py"], stdout=subprocess.DEVNULL, env=mark)
+    found = pids(2)
+    process.send_signal(getattr(signal, number))
+    assert process.wait(60) == code
+    assert len(found) == 4 and gone(found)
+    assert gone(marked(), 60), "Ray's own processes"
+    new = placement_group_table().keys() - before
+    deadline = time.monotonic() + 20
+    while ray.available_resources().get("CPU") != 6 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ray.available_resources()["CPU"] == 6
+    assert {placement_group_table()[name]["state"] for name in new} <= {"REMOVED"}
+
+
+def marked() -> list[int]:
+    """Processes of the driver that was started with this folder as its mark, and of its cluster."""
+    mark = f"RAYDIST_TEST_MARK={Path.cwd()}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("victim", "words"),
+    [("guard", "killed by SIGKILL (exit code 137)"), ("actor", "its process ended without a word")],
+)
+def test_a_killed_worker_is_a_failure_that_can_be_tried_again(
+    victim: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = f"""
+import glob, os, time
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    victim = os.getppid()
+    if {victim!r} == "actor":
+        pipes = {{os.readlink(f"/proc/self/fd/{{fd}}") for fd in (1, 2)}}
+        for fd in glob.glob("/proc/[0-9]*/fd/*"):
+            pid = int(fd.split("/")[2])
+            try:
+                if pid != os.getpid() and os.readlink(fd) in pipes: victim = pid
+            except OSError: pass
+    os.kill(victim, 9)
+    time.sleep(600)
+print("well")
+"""
+    assert run(text, "--workers", "2", "--max-restarts", "1") == 0
+    assert words in (told := capfd.readouterr().err) and "restart 1 of 1" in told and "rank 1 on " in told
+    assert log(1, attempt=1) == b"well\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -148,7 +266,7 @@ def test_nothing_is_left_on_the_cluster() -> None:
         (["--tee", "x", __file__], r"--tee x: give all"),
         (["--gpus-per-worker", "half", __file__], r"--gpus-per-worker half: give auto or a whole number"),
         (["--env", "NO_SUCH", __file__], r"--env NO_SUCH: NO_SUCH is not set here"),
-        (["--workers", "7", __file__], r"--workers 7: 7 workers need 7 CPU, and the cluster has 6 CPU on 1 node, room for 6"),
+        (["--workers", "7", __file__], r"--workers 7 needs 7 CPU, and the cluster has 6 CPU on 1 node, room for 6"),
         (["--workers", "0", __file__], r"Invalid value for '--workers'"),
     ],
 )
@@ -167,7 +285,6 @@ def test_the_tutorials_script_learns(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.nightly
 def test_accelerates_script_learns(capfd: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("accelerate")
     script = Path(__file__).parents[2] / "jobs" / "scripts" / "accelerate_digits.py"
     assert main(["run", "--workers", "2", str(script), "--epochs", "2"]) == 0
     shown = capfd.readouterr().out
