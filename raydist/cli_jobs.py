@@ -40,11 +40,11 @@ def submit(
     """Run a raydist command on a cluster, with this folder's files. Exit code 0 only when the job succeeded, else its own."""
     import raydist
     from raydist.plain_table import size
-    from raydist.runners.needs import demands
+    from raydist.runners.needs import demands, own_arguments
     from raydist.runners.packing import describe, pack, write_zip
 
     arguments = [*command, *context.args]
-    if late := [name for name in arguments if name.split("=")[0] in _OURS]:
+    if late := [name for name in own_arguments(arguments) if name.split("=")[0] in _OURS]:
         raise ConfigError(f"submit: {late[0]} is submit's own option; put it before {arguments[0]}")
     root = Path(os.getcwd())
     wants = demands(root, arguments)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from raydist.doctor.address import check_answers, check_is_ray, parse_address
 from raydist.errors import ConfigError
 from raydist.runners import leftovers
 from raydist.watchdog import flight_recorder
@@ -147,6 +148,7 @@ def joined(address: str | None, size: dict[str, Any], verbose: bool = False, das
             if not verbose and dashboard is None:
                 _trim()
         else:
+            _check(address)
             ray.init(address=address, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         where = "a local Ray cluster did not start" if address in (None, "local") else f"no Ray cluster at {address!r}"
@@ -158,6 +160,16 @@ def joined(address: str | None, size: dict[str, Any], verbose: bool = False, das
         ours = leftovers.of_local_cluster() if owned else []
         ray.shutdown()
         leftovers.end(ours)
+
+
+def _check(address: str) -> None:
+    """AddressError or ConfigError at once for an address that Ray would try for most of a minute."""
+    if address == "auto":
+        return
+    where = parse_address(address)
+    check_answers(where)
+    if where.scheme is None:
+        check_is_ray(where)
 
 
 def check_dashboard(host: str, address: str | None) -> list[str]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shlex
 import tempfile
 import time
@@ -28,6 +29,9 @@ _HTTP_S = (5.0, 120.0)
 _STOP_MARGIN_S = 30
 _AGENT_S = 60.0
 """How long a cluster that has just started may need until it takes jobs."""
+_OURS = re.compile(r"^exec (?:'[^']*'|\S+) -m raydist ")
+_SHOWN = 80
+"""Characters of a job's command in the table of jobs."""
 _KNOWN_CODES = range(1, 256)
 
 
@@ -215,5 +219,6 @@ def _row(info: JobDetails) -> list[str]:
     ended = info.end_time / 1000 if info.end_time else time.time()
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(began))
     status = str(info.status.value) + (f" ({info.driver_exit_code})" if info.driver_exit_code else "")
-    words = " ".join(info.entrypoint.split())
-    return [str(info.submission_id), status, started, f"{max(0.0, ended - began):.0f} s", words[:80]]
+    words = _OURS.sub("raydist ", " ".join(info.entrypoint.split()))
+    shown = words if len(words) <= _SHOWN else f"{words[: _SHOWN - 1]}…"
+    return [str(info.submission_id), status, started, f"{max(0.0, ended - began):.0f} s", shown]

@@ -44,8 +44,11 @@ def demands(root: Path, arguments: Sequence[str]) -> Demands:
     for argument in arguments:
         if not _is_text(argument):
             raise ConfigError(f"submit: the argument {argument!r} is not UTF-8 and cannot be sent")
+    for argument in own_arguments(arguments):
         if argument == "--address" or argument.startswith("--address="):
             raise ConfigError(f"submit: the job runs on the cluster that it is sent to; put --address before {arguments[0]}")
+    if arguments[0] == "run":
+        return _of_script(root, arguments)
     named = [name for name in arguments[1:] if not name.startswith("-") and os.path.exists(root / name)]
     needs = [_need(root, name, [str(root / name)]) for name in named]
     if arguments[0] != "train":
@@ -76,6 +79,49 @@ def demands(root: Path, arguments: Sequence[str]) -> Demands:
         needs.append(_need(root, key, [_file(path) for path in paths]))
     needs += _modules(root, (root / job).parent, config)
     return Demands(needs, _expected(config, relative), config)
+
+
+_WITH_VALUE = {
+    *("-w", "--workers", "--address", "--max-restarts", "--tee", "--log-dir", "--env"),
+    *("--cpus-per-worker", "--gpus-per-worker", "--grace"),
+}
+"""Options of `raydist run` that take the next argument."""
+
+
+def own_arguments(arguments: Sequence[str]) -> Sequence[str]:
+    """Those of raydist: what follows the script of `run` is the script's own."""
+    return arguments[: _script_at(arguments)] if arguments[:1] == ["run"] else arguments
+
+
+def _script_at(arguments: Sequence[str]) -> int:
+    at = 1
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "--":
+        at += 2 if arguments[at] in _WITH_VALUE else 1
+    return at + 1 if arguments[at : at + 1] == ["--"] else at
+
+
+def _of_script(root: Path, arguments: Sequence[str]) -> Demands:
+    """`run`: the script, or the module where it is a file of `root`, and files and folders of `root` that arguments name."""
+    at = _script_at(arguments)
+    if at >= len(arguments):
+        raise ConfigError("submit run: no script is given; such as: submit run --workers 4 script.py")
+    options, script = arguments[1:at], arguments[at]
+    module = "-m" in options or "--module" in options
+    if module:
+        needs = _module_files(root, script.split(".")[0], root, script)
+    elif os.path.isabs(script) or _outside(root, str(root / script)) or not (root / script).is_file():
+        raise ConfigError(f"submit run: there is no file {script} in {root}; only that folder's files are sent")
+    else:
+        needs = [_need(root, script, [str(root / script)])]
+    for name in arguments[at + 1 :]:
+        inside = name and not name.startswith("-") and not os.path.isabs(name) and not _outside(root, str(root / name))
+        if inside and os.path.exists(root / name) and os.path.normpath(name) != os.curdir:
+            needs.append(_need(root, name, [str(root / name)]))
+    folders = [arguments[i + 1] for i in range(at - 1) if arguments[i] == "--log-dir"]
+    folders += [option.partition("=")[2] for option in options if option.startswith("--log-dir=")]
+    if not folders or not os.path.isabs(folders[-1]):
+        return Demands(needs, ["the ranks' logs stay in the job's temporary folder; --log-dir names one that all nodes share"])
+    return Demands(needs)
 
 
 def _is_text(argument: str) -> bool:
@@ -121,15 +167,19 @@ def _modules(root: Path, beside: Path, config: JobConfig) -> list[Need]:
         if found is None:
             continue
         for folder in (root, beside):
-            file, package = folder / f"{found['first']}.py", folder / found["first"]
-            if package.joinpath("__init__.py").is_file():
-                sources = sorted(package.rglob("*.py"))
-            else:
-                sources = [file] if file.is_file() else []
-            if sources:
-                needs.append(_need(root, key, [str(source) for source in sources]))
+            if sources := _module_files(folder, found["first"], root, key):
+                needs += sources
                 break
     return needs
+
+
+def _module_files(folder: Path, name: str, root: Path, key: str) -> list[Need]:
+    file, package = folder / f"{name}.py", folder / name
+    if package.joinpath("__init__.py").is_file():
+        sources = sorted(package.rglob("*.py"))
+    else:
+        sources = [file] if file.is_file() else []
+    return [_need(root, key, [str(source) for source in sources])] if sources else []
 
 
 def _leaves(config: JobConfig) -> list[tuple[str, str]]:

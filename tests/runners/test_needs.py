@@ -82,6 +82,11 @@ def test_what_lies_outside_the_working_directory_is_refused(tmp_path: Path) -> N
         (["train", "job.yaml", "name=a\0"], "is not UTF-8"),
         (["train", "job.yaml", "optimizer.lr=-1", "storage=/x"], "optimizer.lr"),
         (["train", "absent.yaml"], "absent.yaml"),
+        (["run", "--workers", "2"], "submit run: no script is given"),
+        (["run", "--workers", "2", "absent.py"], "there is no file absent.py in /"),
+        (["run", "../job.yaml"], "there is no file ../job.yaml in /"),
+        (["run", __file__], "only that folder's files are sent"),
+        (["run", "--address", "x:1", "job.yaml"], "put --address before run"),
     ],
 )
 def test_a_command_that_could_not_run_there_is_refused_here(tmp_path: Path, arguments: list[str], words: str) -> None:
@@ -92,4 +97,19 @@ def test_a_command_that_could_not_run_there_is_refused_here(tmp_path: Path, argu
 
 def test_other_commands_need_the_files_they_name(tmp_path: Path) -> None:
     (tmp_path / "script.py").touch()
-    assert demands(tmp_path, ["run", "--workers", "2", "script.py", "absent"]).needs == [Need("script.py", ("script.py",))]
+    assert demands(tmp_path, ["doctor", "script.py", "absent"]).needs == [Need("script.py", ("script.py",))]
+
+
+def test_a_script_needs_itself_and_what_its_arguments_name(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("script.py", "data/1.csv", "part.py"):
+        (tmp_path / name).touch()
+    options = ["--workers", "2", "--env", "A=1", "--log-dir=/mnt/shared"]
+    arguments = ["--address", "x", "data", "absent", "", ".", "..", "/", "--exclude", "--", "data/1.csv"]
+    found = demands(tmp_path, ["run", *options, "script.py", *arguments])
+    assert [need.names for need in found.needs] == [("script.py",), ("data",), ("data/1.csv",)]
+    assert found.notes == []
+    found = demands(tmp_path, ["run", "--log-dir", "/mnt/logs", "-m", "part", "--log-dir", "x"])
+    assert [need.names for need in found.needs] == [("part.py",)] and found.notes == []
+    found = demands(tmp_path, ["run", "--log-dir", "logs", "-m", "torch.distributed.run"])
+    assert found.needs == [] and "--log-dir names one that all nodes share" in found.notes[0]
