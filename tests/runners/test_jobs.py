@@ -177,7 +177,7 @@ def test_the_table_has_the_newest_first() -> None:
     found = [
         row("old", jobs.entrypoint(["train", "a b.yaml"], "/x y/python"), 1000, 61_000),
         row("new", "python other.py " + "x" * 100, 2000, 2500),
-        info("RUNNING").copy(update={"submission_id": None}),
+        info("RUNNING").model_copy(update={"submission_id": None}),
     ]
     client: Any = SimpleNamespace(list_jobs=lambda: found)
     rows = jobs.table(client)
