@@ -170,7 +170,7 @@ def test_a_job_that_nobody_knows() -> None:
 
 def test_the_table_has_the_newest_first() -> None:
     def row(name: str, entrypoint: str, start: int, end: int | None) -> JobDetails:
-        return info("RUNNING").copy(
+        return info("RUNNING").model_copy(
             update={"submission_id": name, "entrypoint": entrypoint, "start_time": start, "end_time": end}
         )
 
