@@ -105,7 +105,8 @@ class Passes:
                 loss = self.loss(self.spread.forward, to_device(batch, self.world.device), done + 1)
                 finite = finite & torch.isfinite(loss.detach()).to(finite.device)
                 self.meter.add(loss, weight)
-                scaled = loss.float() * loss_scale(weight, global_weight, self.world.world_size)
+                wide = loss if loss.dtype == torch.float64 else loss.float()
+                scaled = wide * loss_scale(weight, global_weight, self.world.world_size)
                 if last:
                     # a loss that is not finite makes the reduced gradient NaN: every rank sees it without another message
                     scaled = scaled * torch.where(finite, 1.0, float("nan")).to(scaled.device)

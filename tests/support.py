@@ -128,6 +128,62 @@ def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout
     return [found[rank] for rank in range(world_size)]
 
 
+class RankPool:
+    """Ranks as processes that stay: a call costs a process group, not the imports. After a failure they are started anew."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "raydist.loop", "tests.support"])
+        self.start()
+
+    def __call__(self, world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
+        """As `run_ranks`, with at most `most` ranks."""
+        assert world_size <= self.most
+        port, job = free_port(), pickle.dumps((function, args))
+        for rank in range(world_size):
+            self._jobs[rank].put((job, rank, world_size, port))
+        found: dict[int, Any] = {}
+        failed: dict[int, str] = {}
+        try:
+            while len(found) + len(failed) < world_size:
+                rank, good, value = self._results.get(timeout=timeout if not failed else 2.0)
+                (found if good else failed)[rank] = pickle.loads(value) if good else value
+        except queue.Empty:
+            absent = set(range(world_size)) - set(found) - set(failed)
+            failed.update(dict.fromkeys(absent, "no answer"))
+        if failed:
+            self.close()
+            self.start()
+            raise RankError(failed)
+        return [found[rank] for rank in range(world_size)]
+
+    def start(self) -> None:
+        """Start the processes."""
+        self._results = self._context.Queue()
+        self._jobs = [self._context.Queue() for _ in range(self.most)]
+        self._processes: list[Any] = [
+            self._context.Process(target=_pool_main, args=(jobs, self._results), daemon=True) for jobs in self._jobs
+        ]
+        for process in self._processes:
+            process.start()
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        for channel in (*self._jobs, self._results):
+            channel.close()
+            channel.join_thread()
+
+
+def _pool_main(jobs: Any, results: Any) -> None:
+    while True:
+        job, rank, world_size, port = jobs.get()
+        _rank_main(results, job, rank, world_size, port)
+
+
 # -- training without a runner -------------------------------------------------------------------------------------
 
 

@@ -54,10 +54,17 @@ class PipelinePasses(Passes):
         self._offset = 0
 
     def cut(self, data: StepData) -> list[MicroBatch]:
-        """This replica's micro-batches, filled up to whole passes."""
-        grid = self.grid
-        pieces = micro_batches(data.global_rows, grid.replica, grid.replicas, self.size(data))
-        return pieces + [MicroBatch(0, 1, 0)] * (-len(pieces) % self.strategy.micro)
+        """This replica's micro-batches, filled up to whole passes.
+
+        Without `batch.micro_size` one pass, its rows spread evenly: 7 rows in 3 are (3, 2, 2).
+        """
+        grid, micro = self.grid, self.strategy.micro
+        if self.micro_size is None:
+            start, stop = share(data.global_rows, grid.replica, grid.replicas)
+            edges = [share(stop - start, at, micro) for at in range(micro)]
+            return [MicroBatch(a, b, b - a) if a < b else MicroBatch(0, 1, 0) for a, b in edges]
+        pieces = micro_batches(data.global_rows, grid.replica, grid.replicas, self.micro_size)
+        return pieces + [MicroBatch(0, 1, 0)] * (-len(pieces) % micro)
 
     def size(self, data: StepData) -> int:
         """Rows of a micro-batch."""

@@ -95,3 +95,10 @@ class NarrowTask(WideTask):
 
     def loss(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return nn.functional.mse_loss(model(batch[0].float()), batch[1].float())
+
+
+class NormTask(WideTask):
+    """With a BatchNorm between two layers."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 6)).double()
