@@ -52,10 +52,14 @@ class Control:
     """Faults to inject, in tests."""
     reload: Callable[[], TrainState | None] | None = None
     """Gives the newest good checkpoint, the same on every rank; every rank calls it. For `bad_step: rollback`."""
+    closing: Callable[[], dict[str, Any]] | None = None
+    """What the model's strategy has to tell at the end (`Passes.closing`); every rank calls it."""
     profiler: Profiler | None = None
     """Records some steps, with `profile:`."""
     copies: bool = False
     """Whether somebody takes copies of the state (`checkpoint.memory`); the same on every rank."""
+    failed_at: float | None = None
+    """When the failure was noticed that this attempt follows (s since 1970), until the first step is done."""
     micro_size: int | None = None
     """A micro-batch size to start below what the job asks, after an attempt that ran out of memory."""
 

@@ -36,6 +36,10 @@ class Progress:
     phase: str = "start"
     moves: int = 0
     since: float = field(default_factory=time.monotonic)
+    holds: str = ""
+    """Words for the part of the model that this rank has, where it has a part: "stage 1 (layers 4 … 7)"."""
+    said: Callable[[], None] | None = None
+    """Called when `holds` changes."""
     _shared: mmap.mmap | None = None
 
     def enter(self, phase: str, step: int | None = None) -> None:
@@ -46,6 +50,12 @@ class Progress:
         self.since = time.monotonic()
         if self._shared is not None:
             _PLACE.pack_into(self._shared, 0, self.step, self.moves, phase.encode()[:16])
+
+    def hold(self, words: str) -> None:
+        """This rank has a part of the model only."""
+        self.holds = words
+        if self.said is not None:
+            self.said()
 
     def share(self, path: Path) -> None:
         """Keep the place in a small mapped file too: it stays readable when this process is stopped between two beats."""
@@ -70,6 +80,7 @@ class Beat:
     stack: list[str] = field(default_factory=list)
     collective: str | None = None
     attempt: str = ""
+    holds: str = ""
 
 
 class Heart(threading.Thread):
@@ -86,6 +97,8 @@ class Heart(threading.Thread):
         self.watched = threading.get_ident()
         self._over = threading.Event()
         self._count = 0
+        self._writing = threading.Lock()
+        progress.said = self.beat
         if storage.is_local(self.folder):
             progress.share(storage.local_path(self.folder) / f"place-{rank}-{attempt}")
 
@@ -96,7 +109,11 @@ class Heart(threading.Thread):
             self.watch()
 
     def beat(self) -> None:
-        """Write one beat now."""
+        """Write one beat now; both this thread and the training thread may call it."""
+        with self._writing:
+            self._beat()
+
+    def _beat(self) -> None:
         self._count += 1
         stuck = time.monotonic() - self.progress.since
         # the flight recorder's dump imports parts of torch; in the start phase that would race the training thread
@@ -113,6 +130,7 @@ class Heart(threading.Thread):
             stack=stack_of(self.watched) if stuck > 2 * self.every else [],
             collective=last_collective() if still else None,
             attempt=self.attempt,
+            holds=self.progress.holds,
         )
         write_beat(self.folder, beat)
 

@@ -5,6 +5,7 @@ Rank 0 writes; all ranks make the same calls, because some of them agree on thin
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from raydist import faults
+from raydist import faults, storage
 from raydist.checkpoint import load, load_latest
 from raydist.control import Control, StepResult
 from raydist.data.job import Sources
@@ -59,6 +60,8 @@ class Attempt:
     """Faults to inject (`raydist.faults`), as the process that the user started has them in its environment."""
     reached: int = 0
     """The last step that an earlier attempt is known to have trained."""
+    failed_at: float | None = None
+    """When (s since 1970) the driver noticed the failure that this attempt follows; None where it follows none."""
     copies: Copies | None = None
     """Where copies of the state in memory are, when the runner keeps any."""
 
@@ -238,6 +241,9 @@ class Keeper:
     def finish(self) -> dict[str, Any]:
         assert self.last is not None
         state = self.last.state()
+        told = self.control.closing() if self.control.closing is not None else {}
+        if self.world.is_main and "trace" in told:
+            storage.write_bytes(join(self.run.root, "pipeline-trace.json"), json.dumps(told["trace"]).encode())
         status = "interrupted" if self.last.status == "interrupted" else "finished"
         reason = self.control.stop if status == "interrupted" else "early stop" if self.last.status == "early_stop" else None
         summary = {
@@ -256,6 +262,7 @@ class Keeper:
             "lost_steps": self._lost() if self.world.is_main else 0,
             "seconds": time.time() - self.attempt.start.began,
             **self.monitor.summary(),
+            **told.get("summary", {}),
             "run": self.attempt.start.root,
         }
         self.loggers.close(status)

@@ -46,8 +46,13 @@ def fit(
     if train.rows_per_epoch == 0 or train.steps_per_epoch == 0:
         raise DataError(_no_steps(config, train))
     trainer = Trainer(config, task, world, total_steps(config, train), sampler(config, task, world, train))
+    control = control or Control()
+    if words := trainer.spread.where():
+        control.progress.hold(words)
+    for kind, fields in trainer.spread.notes() if world.is_main else ():
+        control.event(kind, **fields)
     position = Position() if state is None else trainer.load(state)
-    loop = _Loop(config, world, trainer, train, evaluation, control or Control(), data_state or {})
+    loop = _Loop(config, world, trainer, train, evaluation, control, data_state or {})
     yield from loop.run(position)
 
 
@@ -98,6 +103,7 @@ class _Loop:
         self.saved_at = self.evaluated_at = self.logged_at = self.copied_at = time.monotonic()
         self.position = Position()
         self.first = 0
+        control.closing = trainer.passes.closing
         trainer.passes.fault = control.fault if control.faults is not None else None
         if control.micro_size is not None:
             trainer.passes.micro_size = min(control.micro_size, trainer.passes.micro_size or control.micro_size)
@@ -184,6 +190,11 @@ class _Loop:
     def _count(self, data: StepData, outcome: Outcome) -> None:
         self.clock.steps += 1
         self.clock.rows += data.global_rows
+        if self.control.failed_at is not None:
+            seconds, self.control.failed_at = time.time() - self.control.failed_at, None
+            if self.world.is_main:
+                reason = f"the next step was done {seconds:.1f} s after the failure was noticed"
+                self.control.event("recovered", step=self.trainer.counters.step, seconds=round(seconds, 2), reason=reason)
         self.clock.data_wait += data.wait_s
         self.clock.sample(self.trainer.spread.reduce_wait)
         self.last_norm = outcome.grad_norm

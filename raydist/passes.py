@@ -87,6 +87,10 @@ class Passes:
             error.add_note(words)
             raise
 
+    def closing(self) -> dict[str, Any]:
+        """At a run's end: "summary" (fields for it) and "trace" (a Chrome trace), where there is any. Every rank calls it."""
+        return {}
+
     def _seed(self, done: int) -> None:
         """The random numbers of step `done + 1` on this rank, whatever was drawn before."""
         seed_all(self.config.seed, "step", done, self.world.rank)

@@ -109,10 +109,17 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("rows seen", f"{summary.get('rows_seen', 0)}"),
         *((key, _number(value)) for key, value in (summary.get("metrics") or {}).items() if key not in _TIMES),
         *_times(summary),
+        *_bubble(summary),
         ("restarts", str(summary.get("restarts", 0))),
         ("seconds", f"{summary.get('seconds', 0.0):.1f}"),
         ("run", str(summary.get("run", ""))),
     ]
+
+
+def _bubble(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """How idle a pipeline's stages were."""
+    told = summary.get("pipeline")
+    return [("bubble", f"{told['bubble']:.0%} of the stages' time (the schedule's limit: {told['limit']:.0%})")] if told else []
 
 
 def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:

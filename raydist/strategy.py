@@ -81,6 +81,14 @@ class Spread:
         check_model_matches(self.module.state_dict(), state.model)
         return state
 
+    def where(self) -> str:
+        """Words for the part of the model that this rank has; empty when it has all of it."""
+        return ""
+
+    def notes(self) -> list[tuple[str, dict[str, Any]]]:
+        """Events (kind, fields) on how the model was spread, on rank 0."""
+        return []
+
     def reduce_wait(self) -> float | None:
         """Seconds that this rank's last known backward waited for the others after its own gradients were ready.
 

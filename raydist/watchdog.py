@@ -27,6 +27,10 @@ SLOW_PHASES = {"start": 10.0, "checkpoint": 10.0, "first step": 5.0}
 """Phases that may take this many times longer: starting, compiling, and writing to slow storage are no hangs."""
 
 
+_STOPPED_S = 5.0
+"""A process that is plainly stopped (SIGSTOP) while nothing moves is named after so long, whatever the timeout."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The rank that is behind and the sentence that says so."""
@@ -59,6 +63,11 @@ class Watchdog:
         if len(beats) < self.world_size:
             return None
         still = min(now - moved for _, moved in self._moved.values())
+        if still >= min(self.timeout, _STOPPED_S):
+            mute = {rank: now - at for rank, (_, at) in self._beaten.items() if now - at > min(self.timeout, _STOPPED_S) / 2}
+            stopped = {rank: since for rank, since in mute.items() if _state(beats[rank]) == "T"}
+            if stopped:
+                return judge(list(beats.values()), stopped)
         silent = {rank: now - at for rank, (_, at) in self._beaten.items() if now - at > self.timeout / 2}
         patience = 1.0 if silent else max(SLOW_PHASES.get(beat.phase, 1.0) for beat in beats.values())
         if still < self.timeout * patience:
@@ -152,7 +161,8 @@ def judge(beats: list[Beat], silent: dict[int, float]) -> Verdict:
 
 
 def _who(beat: Beat) -> str:
-    return f"rank {beat.rank} (step {beat.step}, process {beat.pid} on {beat.host})"
+    who = f"rank {beat.rank} (step {beat.step}, process {beat.pid} on {beat.host})"
+    return f"{beat.holds}, {who}" if beat.holds else who
 
 
 def _silence(beat: Beat, seconds: float) -> str:
@@ -167,13 +177,18 @@ def _silence(beat: Beat, seconds: float) -> str:
 
 def is_stopped(beat: Beat) -> bool:
     """Whether the process is in state T, as far as this machine can see it."""
+    return _state(beat) in ("T", "t")
+
+
+def _state(beat: Beat) -> str:
+    """The letter of the process's state ("t": a debugger holds it); empty where this machine cannot see it."""
     if beat.host != socket.gethostname():
-        return False
+        return ""
     try:
         text = Path(f"/proc/{beat.pid}/stat").read_text()
     except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] in ("T", "t")
+        return ""
+    return text.rpartition(")")[2].split()[0]
 
 
 def in_collective(beat: Beat) -> bool:

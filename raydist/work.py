@@ -53,6 +53,7 @@ def work(
         world = replace(world, grid=make_grid(config.strategy, world))
     keeper = Keeper(config, world, attempt, control, listen)
     control.micro_size = attempt.micro_size
+    control.failed_at = attempt.failed_at
     control.reload = keeper.newest
     control.copies = attempt.copies is not None
     control.faults = faults.parse(attempt.faults, world.rank, Path(attempt.start.root) / ".faults")

@@ -116,6 +116,20 @@ def test_a_verdict_comes_once_nothing_moved_for_the_timeout(tmp_path: Path) -> N
     assert counts[10] is not None and counts[10].rank == 1
 
 
+def test_a_process_that_is_plainly_stopped_is_named_long_before_the_timeout(tmp_path: Path, stopped: int) -> None:
+    watchdog = Watchdog(str(tmp_path), 2, 45.0, "a")
+    put(tmp_path, beat(0), beat(1, pid=stopped, phase="start", holds="stage 1 (layers b … c)"))
+    assert watchdog.look(100.0) is None
+    put(tmp_path, beat(0, count=4))
+    assert watchdog.look(104.0) is None
+    put(tmp_path, beat(0, count=5))
+    verdict = watchdog.look(105.5)
+    assert verdict is not None and verdict.rank == 1
+    assert (
+        verdict.words.startswith("stage 1 (layers b … c), rank 1 (step 7, process") and "is stopped (SIGSTOP" in verdict.words
+    )
+
+
 def test_slow_phases_get_more_time_but_a_silent_rank_does_not(tmp_path: Path) -> None:
     dog = Watchdog(str(tmp_path), 2, timeout=10.0, attempt="a")
     for second in range(0, 99, 3):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from raydist.pipeline.layers import Layer
+from raydist.plain_table import size as size_of
 from raydist.precision import Precision
 
 _REPEATS = 3
@@ -62,18 +63,25 @@ def measure(layers: Sequence[Layer], inputs: tuple[torch.Tensor, ...], precision
     return costs
 
 
-def table(costs: Sequence[Cost], ranges: Sequence[tuple[int, int]], stage_of: Sequence[int]) -> list[str]:
-    """A line for each run: stage, layers, ms, memory, share of the time; the slowest layer last."""
+def table(costs: Sequence[Cost], ranges: Sequence[tuple[int, int]], stage_of: Sequence[int]) -> list[list[str]]:
+    """A row for each run, after the heads: stage, layers, ms of a micro-batch, memory, share of the time."""
     total = sum(cost.ms for cost in costs) or 1.0
-    lines = []
+    rows = [["stage", "layers", "ms", "memory", "share"]]
     for number, (start, stop) in enumerate(ranges):
         part = costs[start:stop]
-        ms, mib = sum(c.ms for c in part), sum(c.weights + c.trained + c.activations for c in part) / 2**20
-        names = part[0].name if len(part) == 1 else f"{part[0].name} … {part[-1].name}"
-        lines.append(f"stage {stage_of[number]}: {names} ({len(part)} layers), {ms:.2f} ms, {mib:.1f} MiB, {ms / total:.0%}")
+        ms, held = sum(c.ms for c in part), sum(c.weights + c.trained + c.activations for c in part)
+        names = part[0].name if len(part) == 1 else f"{part[0].name} … {part[-1].name} ({len(part)})"
+        rows.append([str(stage_of[number]), names, f"{ms:.2f}", size_of(held), f"{ms / total:.0%}"])
+    return rows
+
+
+def slowest(costs: Sequence[Cost], runs: int) -> str:
+    """Words on the layer that takes longest, and whether a single layer exceeds a fair share."""
+    total = sum(cost.ms for cost in costs) or 1.0
     slow = max(costs, key=lambda cost: cost.ms)
-    lines.append(f"slowest layer: {slow.name}, {slow.ms:.2f} ms, {slow.ms / total:.0%} of all")
-    return lines
+    words = f"slowest layer: {slow.name}, {slow.ms:.2f} ms, {slow.ms / total:.0%} of all"
+    fair = "" if slow.ms * runs <= total else f"; alone more than a fair share of {1 / runs:.0%}, so no cut is even"
+    return words + fair
 
 
 def as_tuple(value: Any) -> tuple[torch.Tensor, ...]:

@@ -6,29 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import pipelining
 
 from raydist.batching import MicroBatch, micro_batches, padded_share, share
 from raydist.data.source import StepData
 from raydist.errors import RaydistError, TrainError
 from raydist.passes import Passes
 from raydist.pipeline.chunk import Meta, blank, shapes
+from raydist.pipeline.schedules import SCHEDULES
 from raydist.pipeline.spread import PipelineSpread
 from raydist.pipeline.stand_in import Inputs, giving, seeing
+from raydist.pipeline.timed import StageClock, TimedStage, account, chrome_trace, plain
 from raydist.precision import Precision
 from raydist.task import Task, checked_loss, slice_rows, to_device
 from raydist.world import World, is_broken_link
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
-
-_SCHEDULES = {
-    "gpipe": pipelining.ScheduleGPipe,
-    "1f1b": pipelining.Schedule1F1B,
-    "interleaved": pipelining.ScheduleInterleaved1F1B,
-    "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
-    "zbv": pipelining.ScheduleZBVZeroBubble,
-}
 
 
 class PipelinePasses(Passes):
@@ -45,6 +38,7 @@ class PipelinePasses(Passes):
         self.grid, self.strategy = spread.grid, spread.strategy
         self.chunks = spread.chunks(spread.module, precision)
         self.is_first, self.is_last = 0 in self.chunks, self.strategy.runs - 1 in self.chunks
+        self.clock = StageClock(world.device)
         self._engines: dict[str, Any] = {}
         self._bad: tuple[str, int, int] | None = None
         self._done = 0
@@ -95,10 +89,10 @@ class PipelinePasses(Passes):
         except Exception as error:
             if is_broken_link(str(error)) or isinstance(error, ConnectionError):
                 raise
-            words = f"{self.spread.where()}, step {done + 1}: the model or loss failed"
+            words = f"step {done + 1}: the model or loss failed"
             if self._fits == 0:
-                raise TrainError(f"{words}: {type(error).__name__}: {error}") from error
-            error.add_note(words)
+                raise TrainError(f"{self.spread.where()}, {words}: {type(error).__name__}: {error}") from error
+            error.add_note(f"{words} in {self.spread.where()}")
             raise
         self._fits += 1
         self.spread.reduce()
@@ -121,10 +115,9 @@ class PipelinePasses(Passes):
         given = self._inputs(work, rows) if self.is_first else None
         engine = self._engine(given, len(work))
         numbers = torch.arange(len(work)) if self.is_last else None
-        if given is None:
-            engine.step(target=numbers, return_outputs=False)
-        else:
-            engine.step(*given, target=numbers, return_outputs=False)
+        began = self.clock.begin()
+        engine.step(*(given or ()), target=numbers, return_outputs=False)
+        self.clock.end(began)
 
     def _inputs(self, work: list[tuple[MicroBatch, Any, float]], rows: int) -> tuple[torch.Tensor, ...]:
         """What the task gives the model in each micro-batch, padded to `rows` and joined."""
@@ -148,7 +141,7 @@ class PipelinePasses(Passes):
         if key not in self._engines:
             found = shapes(self.chunks, self.strategy, self.grid, self.world.device, inputs)
             stages = [
-                pipelining.PipelineStage(
+                TimedStage(
                     chunk,
                     run,
                     self.strategy.runs,
@@ -159,7 +152,9 @@ class PipelinePasses(Passes):
                 )
                 for run, chunk in sorted(self.chunks.items())
             ]
-            kind: Any = _SCHEDULES[self.strategy.schedule]
+            for stage in stages:
+                stage.clock = self.clock
+            kind: Any = SCHEDULES[self.strategy.schedule]
             multi = self.strategy.schedule not in ("gpipe", "1f1b")
             for chunk in self.chunks.values():
                 chunk.start(self.config.seed, self._done, self.grid.replica)
@@ -191,6 +186,15 @@ class PipelinePasses(Passes):
         wide = loss if loss.dtype == torch.float64 else loss.float()
         scaled = wide * (weight * self._scale) * torch.where(self._finite, 1.0, float("nan")).to(loss)
         return self.precision.scaler.scale(scaled) if self.precision.scaler else scaled
+
+    def closing(self) -> dict[str, Any]:
+        """As `Passes.closing`: the pipeline's part of the summary, and the trace of one pass."""
+        found = self.world.gather((self.spread.where(), plain(self.clock)))[: self.strategy.stages]
+        clocks = [clock for _, clock in found]
+        told = account(self.strategy, clocks)
+        if told is None:
+            return {}
+        return {"summary": {"pipeline": told}, "trace": chrome_trace(clocks, [f"stage {at}" for at in range(len(clocks))])}
 
     def diagnose(self, data: StepData, done: int) -> tuple[str, int, int] | None:
         """What this stage saw go wrong in the step just done: a loss, or a gradient of its layers."""

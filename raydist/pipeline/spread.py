@@ -12,10 +12,9 @@ from torch import nn
 
 from raydist.pipeline.chain import Chain
 from raydist.pipeline.chunk import Chunk
+from raydist.pipeline.cutting import Cutting, make_cut
 from raydist.pipeline.grid import make_grid
 from raydist.pipeline.layers import layers_of
-from raydist.pipeline.measure import measure, table
-from raydist.pipeline.partition import cut, cut_as_asked
 from raydist.precision import Precision, total_norm
 from raydist.state import TrainState, check_model_matches
 from raydist.strategy import Spread
@@ -38,7 +37,7 @@ class PipelineSpread(Spread):
         self.grid = world.grid or make_grid(strategy, world)
         layers = layers_of(model)
         self.names = [layer.name for layer in layers]
-        self.table: list[str] = []
+        self.cutting: Cutting | None = None
         self.ranges = world.broadcast(self._cut(model, world, sample, precision) if world.is_main else None)
         self.runs = [run for run in range(strategy.runs) if strategy.rank_of(run) == self.grid.stage]
         self.bad_gradient: str | None = None
@@ -58,18 +57,12 @@ class PipelineSpread(Spread):
         self._nothing = nn.Parameter(torch.zeros(1, device=world.device))
 
     def _cut(self, model: nn.Module, world: World, sample: Sample | None, precision: Precision) -> list[tuple[int, int]]:
-        layers, strategy = layers_of(model), self.strategy
-        if isinstance(strategy.cut, list):
-            return cut_as_asked(strategy.cut, self.names)
-        if sample is None or strategy.runs == 1:
-            sizes = [float(1 + sum(p.numel() for m in layer.modules for p in m.parameters())) for layer in layers]
-            return cut(sizes, strategy.runs)
-        model.to(world.device)
-        costs = measure(layers, sample(model), precision)
-        limit = None if strategy.memory_gb is None else strategy.memory_gb * 2**30
-        ranges = cut([c.ms for c in costs], strategy.runs, [float(c.weights + c.trained) for c in costs], limit)
-        self.table = table(costs, ranges, [strategy.rank_of(run) for run in range(strategy.runs)])
-        return ranges
+        inputs = None
+        if sample is not None:
+            model.to(world.device)
+            inputs = sample(model)
+        self.cutting = make_cut(self.strategy, layers_of(model), inputs, precision)
+        return self.cutting.ranges
 
     def _tie(self, model: nn.Module, holders: dict[int, set[int]], world: World) -> None:
         """Groups of the stages that share a parameter. Every rank makes all groups, in the same order."""
@@ -107,6 +100,12 @@ class PipelineSpread(Spread):
         parts = [f"{self.names[a]} … {self.names[b - 1]}" for a, b in (self.ranges[run] for run in self.runs)]
         replica = f", replica {self.grid.replica}" if self.strategy.replicas > 1 else ""
         return f"stage {self.grid.stage} (layers {' and '.join(parts)}{replica})"
+
+    def notes(self) -> list[tuple[str, dict[str, Any]]]:
+        """The cut as a table."""
+        if self.cutting is None:
+            return []
+        return [("pipeline", {"reason": "\n".join(self.cutting.lines()), **self.cutting.plain()})]
 
     def chunks(self, model: nn.Module, precision: Precision) -> dict[int, Chunk]:
         """This stage's runs of layers in `model` (the module itself, or a copy of it such as its moving average)."""

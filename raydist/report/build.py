@@ -50,10 +50,8 @@ def collect(paths: Sequence[str]) -> tuple[list[Run], list[str], list[Chart], li
 
 
 def _pipeline(root: str) -> Any:
-    try:
-        from raydist.pipeline.timeline import figure  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return None
+    from raydist.pipeline.timeline import figure
+
     return figure(root)
 
 

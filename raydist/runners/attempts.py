@@ -103,6 +103,7 @@ class Attempts:
     restarts: int = 0
     micro_size: int | None = None
     reached: int = 0
+    failed_at: float | None = None
     holders: Holders | None = None
     """Keeps copies of the state in memory, with `checkpoint.memory`."""
 
@@ -116,8 +117,17 @@ class Attempts:
         workers = self.cluster.fit_workers(self.config)
         while True:
             copies = None if self.holders is None else self.holders.copies(self.cluster.draining())
-            attempt = Attempt(self.start, self.number, self.micro_size, self.restarts, reached=self.reached, copies=copies)
+            attempt = Attempt(
+                self.start,
+                self.number,
+                self.micro_size,
+                self.restarts,
+                reached=self.reached,
+                failed_at=self.failed_at,
+                copies=copies,
+            )
             failure = self._one(attempt, workers)
+            noticed = time.time()
             if failure is None:
                 summary = RunDir(self.start.root).read_summary() or {}
                 if summary.get("status") != "interrupted":
@@ -128,6 +138,7 @@ class Attempts:
                     )
             else:
                 self._decide(failure)
+            self.failed_at = None if failure is None else noticed
             self.number += 1
             before = workers
             workers = self._workers_again(planned=failure is None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from raydist.errors import CheckpointError, ConfigError, DataError, RaydistError, TrainError
+from raydist.heartbeat import read_beats
 from raydist.rundir import RunDir
 from raydist.storage import is_local
 from raydist.watchdog import verdict_of
@@ -35,6 +36,14 @@ def failure_of(error: BaseException, attempt: Attempt, since: float, config: Job
 
     A rank's own error beats a neighbour's broken connection, whichever was noticed first.
     """
+    found = _failure_of(error, attempt, since, config)
+    beat = None if found.rank is None else read_beats(attempt.start.root).get(found.rank)
+    if beat is None or beat.attempt != attempt.key or not beat.holds or beat.holds in str(found.error):
+        return found
+    return replace(found, error=type(found.error)(f"{beat.holds}, {found.error}"))
+
+
+def _failure_of(error: BaseException, attempt: Attempt, since: float, config: JobConfig) -> Failure:
     verdict = verdict_of(attempt.start.root, attempt.key)
     if verdict is not None:
         return Failure(TrainError(verdict[1]), verdict[0], retry=True)

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from raydist.config import parse_config
+from raydist.data.source import Position, StepData
+from raydist.data.torch_data import TorchSource, build_dataset
+from raydist.pipeline.grid import make_grid
+from raydist.pipeline.orders import Action
+from raydist.pipeline.sample import inputs_of
+from raydist.task import build_task
+from raydist.trainer import Trainer
+from raydist.world import from_env
 from tests.support import lin_job
 
 
@@ -52,21 +66,9 @@ def stages(count: int, schedule: str = "1f1b", **more: Any) -> dict[str, Any]:
     return {"name": "pipeline", "stages": count, "schedule": schedule, "micro_batches": 2 * count, **more}
 
 
-def gradients(job: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """The gradient of the first global batch by parameter name, of the layers that this rank holds."""
-    from dataclasses import replace
-    from functools import partial
-    from pathlib import Path
-
-    from raydist.config import parse_config
-    from raydist.data.source import Position
-    from raydist.data.torch_data import TorchSource, build_dataset
-    from raydist.pipeline.grid import make_grid
-    from raydist.pipeline.sample import inputs_of
-    from raydist.task import build_task
-    from raydist.trainer import Trainer
-    from raydist.world import from_env
-
+@contextmanager
+def trainer_of(job: dict[str, Any]) -> Iterator[tuple[Trainer, StepData]]:
+    """This rank's trainer (world from the environment) and the first global batch."""
     config = parse_config(job, Path.cwd())
     world = peers = from_env(config.scaling.backend)
     sample = None
@@ -81,8 +83,21 @@ def gradients(job: dict[str, Any]) -> dict[str, torch.Tensor]:
         task = build_task(config.task)
         if world is not peers:
             sample = partial(inputs_of, config, task, world, source)
-        trainer = Trainer(config, task, world, 1, sample)
-        assert bool(trainer.passes.run(next(iter(source.steps(Position(), 1))), 0))
-        return {name: p.grad for name, p in trainer.module.named_parameters() if p.grad is not None}
+        yield Trainer(config, task, world, 1, sample), next(iter(source.steps(Position(), 1)))
     finally:
         world.close()
+
+
+def gradients(job: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The gradient of the first global batch by parameter name, of the layers that this rank holds."""
+    with trainer_of(job) as (trainer, data):
+        assert bool(trainer.passes.run(data, 0))
+        return {name: p.grad for name, p in trainer.module.named_parameters() if p.grad is not None}
+
+
+def actions(job: dict[str, Any]) -> list[Action]:
+    """What this rank's stage did in the second pass, in order."""
+    with trainer_of(job) as (trainer, data):
+        for done in range(2):
+            trainer.passes.run(data, done)
+        return [span.action for span in trainer.passes.clock.spans]  # type: ignore[attr-defined]

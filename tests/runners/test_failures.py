@@ -56,6 +56,19 @@ def test_a_silent_death_beats_the_broken_connections_it_causes(tmp_path: Path) -
     assert str(found.error) == "rank 1 died: its process ended without a word (killed, out of memory, or its node is gone)"
 
 
+def test_a_rank_that_holds_a_part_of_the_model_is_named_with_it(tmp_path: Path) -> None:
+    attempt = Attempt(Start(str(tmp_path), None))
+    (tmp_path / "job").mkdir()
+    for key, words in (
+        (attempt.key, "stage 1 (layers a … b), rank 1 died: its process"),
+        ("earlier", "rank 1 died: its process"),
+    ):
+        beat = Beat(1, 7, "step", 1, 9.0, 1, 1, "host", attempt=key, holds="stage 1 (layers a … b)")
+        write_beat(join(str(tmp_path), FOLDER), beat)
+        found = failure_of(WorkerGroupError({1: ActorDiedError("gone")}), attempt, 0.0, config_of(tmp_path / "job"))
+        assert str(found.error).startswith(words)
+
+
 def test_the_watchdogs_verdict_beats_everything(tmp_path: Path) -> None:
     attempt = Attempt(Start(str(tmp_path), None))
     beat = Beat(2, 7, "step", 1, 9.0, 1, 1, "host", attempt=attempt.key)
