@@ -16,6 +16,7 @@ from raydist.cli_bench import bench
 from raydist.cli_doctor import doctor
 from raydist.cli_plan import plan
 from raydist.cli_run import run
+from raydist.cli_sweep import sweep
 from raydist.cli_tune import tune
 from raydist.environment import hide
 from raydist.errors import ConfigError, Interrupted, RaydistError, Stopped
@@ -102,6 +103,7 @@ def export(
     print(export_weights(run, out, best=best, ema=ema))
 
 
+app.command()(sweep)
 app.command()(plan)
 app.command()(doctor)
 app.command(context_settings=cli_jobs.PASS_ON)(run)

@@ -41,6 +41,7 @@ from raydist.config_parts import (
     TrainConfig,
 )
 from raydist.config_pipeline import PipelineStrategy
+from raydist.config_sweep import SweepConfig
 from raydist.config_types import EnvValue, Part, PathText, Positive, Target, Whole, refuse
 from raydist.environment import masked
 from raydist.errors import ConfigError
@@ -71,6 +72,7 @@ __all__ = [
     "ScheduleConfig",
     "Shuffle",
     "Strategy",
+    "SweepConfig",
     "Target",
     "TaskConfig",
     "TrainConfig",
@@ -115,6 +117,7 @@ class JobConfig(Part):
     profile: ProfileConfig | None = None
     env: dict[str, EnvValue] = Field(default_factory=dict, repr=False)
     storage: PathText = Field(default="./runs", validate_default=True)
+    sweep: SweepConfig | None = None
 
     _base_dir: str = PrivateAttr("")
 

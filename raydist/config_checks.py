@@ -21,6 +21,7 @@ from raydist.config_parts import (
     Strategy,
     TrainConfig,
 )
+from raydist.config_sweep import SweepConfig
 from raydist.config_words import nearest
 
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -92,6 +93,17 @@ def metrics_exist(
             yield key, f"{metric} needs an evaluation, and train.eval_every is null"
 
 
+def sweep_compares_a_metric(task: TaskConfig, data: DataConfig, train: TrainConfig, sweep: SweepConfig | None) -> Found:
+    """Trials are compared by a metric that each of them has."""
+    if sweep is None:
+        return
+    known = ["eval_loss", "train_loss", *(f"eval_{name}" for name in task.metrics)]
+    if task.target is None and sweep.metric not in known:
+        yield "sweep.metric", f"no such metric; {nearest(sweep.metric, known)}allowed: {', '.join(known)}"
+    elif sweep.metric.startswith("eval_") and (data.eval is None or train.eval_every is None):
+        yield "sweep.metric", f"{sweep.metric} needs an evaluation: add data.eval and train.eval_every, or use train_loss"
+
+
 def schedule_fits_run(train: TrainConfig, schedule: ScheduleConfig, optimizer: OptimizerConfig) -> Found:
     """Warm-up ends within the run, and the floor lies under the peak."""
     if schedule.total_steps is None and train.max_steps is not None and schedule.warmup_steps > train.max_steps:
@@ -141,6 +153,7 @@ CHECKS = (
     fit_has_columns,
     eval_has_data,
     metrics_exist,
+    sweep_compares_a_metric,
     schedule_fits_run,
     one_worker,
     pipeline_fits,

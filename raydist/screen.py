@@ -69,7 +69,7 @@ class Screen:
             return ""
         pace = float(record["step_s"])
         self._rate = pace if self._rate is None else 0.7 * self._rate + 0.3 * pace
-        return f"  eta {_clock((self.total - step) * self._rate)}"
+        return f"  eta {clock((self.total - step) * self._rate)}"
 
     def event(self, record: dict[str, Any]) -> None:
         kind = record.get("kind", "event")
@@ -155,7 +155,8 @@ def _number(value: Any) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Minutes and seconds, with hours where there are some."""
     minutes, rest = divmod(int(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:02d}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"

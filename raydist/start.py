@@ -38,6 +38,7 @@ HARMLESS = (
     "loggers",
     "profile",
     "env",
+    "sweep",
 )
 """Settings that do not change which run this is: the batch law keeps steps and batches the same."""
 
@@ -74,7 +75,7 @@ def prepare(config: JobConfig, resume: str | None = None, fresh: bool = False) -
     run = RunDir(root)
     notes: list[str] = []
     if fresh:
-        notes += _move_aside(root)
+        notes += move_aside(root)
     earlier = _earlier_config(root)
     has_checkpoints = bool(find(run.checkpoints))  # a damaged one too: that is no reason to start over
     if resume not in (None, "auto"):
@@ -143,7 +144,8 @@ def _checkpoint_at(where: str) -> str:
     )
 
 
-def _move_aside(root: str) -> list[str]:
+def move_aside(root: str) -> list[str]:
+    """Rename the folder's contents into one beside it, deleting nothing; what to say of it."""
     if not is_local(root):
         raise ConfigError(f"--fresh cannot rename {root} on remote storage; choose another name=…")
     path = Path(root)

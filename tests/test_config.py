@@ -294,7 +294,7 @@ def test_an_unknown_key_of_an_override_gets_the_nearest_key_and_says_where_it_is
         "weight_decay, betas, eps, args, fused",
         "  trian (command line) = {epochs: 3}: unknown key; did you mean train? allowed: name, seed, task, data, batch, train, "
         "optimizer, schedule, precision, clip_grad_norm, strategy, scaling, checkpoint, failure, loggers, profile, env, "
-        "storage",
+        "storage, sweep",
     ]
 
 

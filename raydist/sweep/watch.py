@@ -1,0 +1,91 @@
+"""What Ray Tune tells of the trials: into the journal, the tables and on the screen."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ray.tune import Callback
+from ray.tune.stopper import Stopper
+
+from raydist.sweep.slot import NUMBER
+from raydist.sweep.table import Board
+
+if TYPE_CHECKING:
+    from raydist.sweep.run import Sweep
+
+_WRITE_S = 2.0
+_KEPT = ("steps", "epochs", "rows", "seconds", "global_batch", "lr", "seed", "train_loss", "done", "failed")
+
+
+class Stop(Stopper):
+    """Ends the sweep when its budget is spent or the user asked."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        """No trial ends for that reason alone."""
+        return False
+
+    def stop_all(self) -> bool:
+        """Whether all is to end."""
+        return self.sweep.spent()
+
+
+class Watch(Callback):
+    """Ray Tune's callback, in the process of the user's command."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self.board = Board(sweep)
+        self._seen = time.monotonic()
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial has workers."""
+        self.sweep.journal.rows[trial.config[NUMBER]].status = "running"
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+        """A trial has come to a report."""
+        journal, number = self.sweep.journal, trial.config[NUMBER]
+        settings = {key: value for key, value in trial.config.items() if key != NUMBER}
+        if settings != journal.rows[number].settings:
+            journal.change(number, settings)
+        kept = {key: value for key, value in result.items() if key in _KEPT or (key.startswith("eval_") and key != "eval_s")}
+        journal.report(number, kept)
+        if result.get("failed"):
+            journal.end(number, "failed", result["failed"])
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial is over: by itself, or since the scheduler stopped it."""
+        journal, number = self.sweep.journal, trial.config[NUMBER]
+        row = journal.rows[number]
+        if row.status == "failed":
+            pass
+        elif self._by_itself(row.last):
+            journal.end(number, "finished")
+        elif not self.sweep.spent():
+            journal.end(number, "stopped")
+        self.board.ended(row)
+
+    def _by_itself(self, last: dict[str, Any]) -> bool:
+        return bool(last.get("done"))
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A trial's slot is gone."""
+        journal, number = self.sweep.journal, trial.config[NUMBER]
+        lines = [line for line in str(trial.get_error() or "its slot ended without a word").splitlines() if line.strip()]
+        journal.end(number, "failed", lines[-1].strip() if lines else "its slot ended without a word")
+        self.board.ended(journal.rows[number])
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Now and then: what was used, tables, screen."""
+        now = time.monotonic()
+        self.sweep.hours += sum(trial.status == "RUNNING" for trial in trials) * self.sweep.workers * (now - self._seen) / 3600
+        self._seen = now
+        self.sweep.journal.write(self.sweep.best_job, every=_WRITE_S)
+        self.board.update()
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """Nothing more comes."""
+        self.board.close()
