@@ -475,7 +475,7 @@ def test_all_problems_are_listed_at_once_also_across_sections() -> None:
 def test_keys_that_are_no_text_are_refused() -> None:
     assert refused(data={**data_of(), True: 2}) == [
         "the job: the key true is not text; allowed: name, seed, task, data, batch, train, optimizer, schedule, precision, "
-        "clip_grad_norm, strategy, scaling, checkpoint, failure, loggers, profile, env, storage"
+        "clip_grad_norm, strategy, scaling, checkpoint, failure, loggers, profile, env, storage, sweep"
     ]
     assert refused("batch={1: 2, global_size: 3}") == [
         "batch: the key 1 is not text; allowed: global_size, micro_size, eval_size"
