@@ -13,7 +13,7 @@ from raydist.pipeline.layers import Layer
 from raydist.plain_table import size as size_of
 from raydist.precision import Precision
 
-_REPEATS = 3
+_REPEATS = 4
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Cost:
 
 
 def measure(layers: Sequence[Layer], inputs: tuple[torch.Tensor, ...], precision: Precision) -> list[Cost]:
-    """Each layer's cost on `inputs` of the first, each run alone between autograd leaves; the least of three runs.
+    """Each layer's cost on `inputs` of the first, each run alone between autograd leaves; the least of four runs.
 
     `trained` counts a gradient and two moments a weight, as Adam has. Weights, buffers and gradients stay as they were.
     """

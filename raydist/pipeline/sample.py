@@ -26,8 +26,13 @@ def inputs_of(config: JobConfig, task: Task, world: World, train: TrainSource, m
     with closing(train.steps(Position(), 1)) as steps:  # type: ignore[type-var]
         data = next(steps)
     rows = asked if isinstance(asked, int) else -(-padded_share(data.global_rows, strategy.replicas) // strategy.micro)
+    return inputs_in(task, model, data.batch, rows, world.device)
+
+
+def inputs_in(task: Task, model: nn.Module, batch: Any, rows: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """What the task gives `model` for the first `rows` rows of `batch`."""
     try:
-        task.loss(seeing(model), to_device(slice_rows(data.batch, 0, rows), world.device))
+        task.loss(seeing(model), to_device(slice_rows(batch, 0, rows), device))
     except Inputs as seen:
         return tuple(seen.args)
     raise TrainError("strategy pipeline: the task's loss does not call the model")

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from raydist.batching import padded_share
-from raydist.errors import RaydistError
+from raydist.errors import ConfigError, RaydistError
 from raydist.plain_table import size as size_of
 from raydist.planning.batches import batch_row, tail_of, world_sizes
 from raydist.planning.memory import Memory, measure
 from raydist.planning.nodes import Node, Placement, asked, place
+from raydist.precision import Precision
 from raydist.task import Task, build_task
+from raydist.trainer import build_model
 from raydist.world import World
 
 if TYPE_CHECKING:
@@ -37,13 +41,23 @@ def make_plan(config: JobConfig, nodes: list[Node]) -> dict[str, Any]:
     task = build_task(config.task)
     placement = place(config, nodes)
     low, high = asked(config)
+    pipeline = config.strategy if config.strategy.name == "pipeline" and config.strategy.stages > 1 else None
+    if pipeline is not None:  # who shares a batch are the replicas, each of several workers
+        low = high = pipeline.replicas
     data = _look_at_data(config, low)  # the fewest workers have the largest shares
     tail = tail_of(data.rows, config.batch.global_size, config.data.train.drop_last)[1] if data.rows is not None else 0
-    memory, notes, problems = _memory(config, task, data, low, _limit(nodes, placement))
+    memory, notes, problems = _memory(config, task, data, low, None if pipeline else _limit(nodes, placement))
     micro = _micro(config) or (memory.micro if memory.micro != _share(config, low) else None)
     rows = [batch_row(size, config.batch.global_size, micro, tail) for size in world_sizes(low, high)]
     if high > config.batch.global_size:
         notes.append(f"a global batch of {config.batch.global_size} rows leaves some of {high} workers without a row")
+    stages = None
+    if pipeline is not None:
+        notes.append(f"each of {pipeline.stages} stages holds only its part of the model: see the table of the pipeline")
+        try:
+            stages = _pipeline(config, task, data)
+        except ConfigError as error:
+            problems.append(str(error))
     idle = [row.workers for row in rows if 0 in row.tail]
     if idle:
         notes.append(f"in the last batch of an epoch ({tail} rows) some of {idle[0]} workers have no row of their own")
@@ -58,7 +72,7 @@ def make_plan(config: JobConfig, nodes: list[Node]) -> dict[str, Any]:
         "memory": {"workers": low, **memory.plain()},
         "placement": _placed(placement, nodes),
         "elastic": None if low == high else {"least": low, "most": high, "fit": placement.fits},
-        "pipeline": _pipeline(config),
+        "pipeline": stages,
         "notes": [*placement.notes, *([data.problem] if data.problem else []), *notes],
         "problems": [*([placement.problem] if placement.problem else []), *problems],
     }
@@ -137,6 +151,22 @@ def _placed(placement: Placement, nodes: list[Node]) -> dict[str, Any]:
     }
 
 
-def _pipeline(config: JobConfig) -> Any:
-    """The stages and the expected bubble, where the strategy is a pipeline."""
-    return None
+def _pipeline(config: JobConfig, task: Task, data: _Data) -> dict[str, Any]:
+    """The stages and the expected bubble, measured here, on the CPU. ConfigError when the model cannot be cut so."""
+    from raydist.pipeline.cutting import make_cut
+    from raydist.pipeline.layers import layers_of
+    from raydist.pipeline.sample import inputs_in
+
+    strategy: Any = config.strategy
+    model = build_model(task)
+    micro = config.batch.micro_size if isinstance(config.batch.micro_size, int) else None
+    rows = micro or -(-padded_share(config.batch.global_size, strategy.replicas) // strategy.micro)
+    cpu = torch.device("cpu")
+    inputs = None if data.batch is None else inputs_in(task, model, data.batch, rows, cpu)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, int(config.scaling.cpus_per_worker)))  # as the workers have
+    try:
+        made = make_cut(strategy, layers_of(model), inputs, Precision(config.precision, cpu))
+    finally:
+        torch.set_num_threads(threads)
+    return {**made.plain(), "table": made.lines()}

@@ -12,9 +12,9 @@ def text(plan: dict[str, Any]) -> str:
     parts = [
         [f"{plan['job']}: strategy {plan['strategy']}, precision {plan['precision']}"],
         ["", "batches", *aligned(_batches(plan)), *_epoch(plan)],
-        ["", _memory_head(plan["memory"]), *aligned(_memory(plan["memory"]))],
+        ["", _memory_head(plan["memory"], bool(plan["pipeline"])), *aligned(_memory(plan["memory"]))],
         ["", "placement", *aligned(_placement(plan["placement"])), *_elastic(plan)],
-        *([["", "pipeline", str(plan["pipeline"])]] if plan["pipeline"] else []),
+        *([["", "pipeline, times measured here", *plan["pipeline"]["table"]]] if plan["pipeline"] else []),
         *([["", *(f"note: {note}" for note in plan["notes"])]] if plan["notes"] else []),
         *([["", *(f"problem: {problem}" for problem in plan["problems"])]] if plan["problems"] else []),
     ]
@@ -22,7 +22,8 @@ def text(plan: dict[str, Any]) -> str:
 
 
 def _batches(plan: dict[str, Any]) -> list[list[object]]:
-    rows: list[list[object]] = [["workers", "rows each", "micro-batch", "per step", "short last batch", "global batch"]]
+    who = "replicas" if plan["pipeline"] else "workers"
+    rows: list[list[object]] = [[who, "rows each", "micro-batch", "per step", "short last batch", "global batch"]]
     for row in plan["batches"]:
         each = _range(row["smallest"], row["largest"])
         sign = "=" if row["even"] else "≤"
@@ -46,9 +47,10 @@ def _epoch(plan: dict[str, Any]) -> list[str]:
     return [f"  {known}", *([f"  run: {total} steps"] if total is not None else [])]
 
 
-def _memory_head(memory: dict[str, Any]) -> str:
+def _memory_head(memory: dict[str, Any], pipeline: bool) -> str:
     known = memory["activations"] is not None
-    return f"memory of each of {memory['workers']} workers" + (f", micro-batches of {memory['micro']} rows" if known else "")
+    of = "memory of the whole model" if pipeline else f"memory of each of {memory['workers']} workers"
+    return of + (f", micro-batches of {memory['micro']} rows" if known else "")
 
 
 def _memory(memory: dict[str, Any]) -> list[list[object]]:

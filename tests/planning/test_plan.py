@@ -103,3 +103,29 @@ def test_the_text_holds_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "  epoch: 11 rows, 3 steps, the last with 3 rows" in lines
     assert "  node 0  2 × A100  ranks 0–1" in lines
     assert "  elastic: 1 to 2 workers, 2 here" in lines
+
+
+def test_a_pipeline_is_planned_with_its_stages_and_shared_by_replicas(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    strategy = {"name": "pipeline", "stages": 2, "replicas": 2, "micro_batches": 2}
+    model = {"target": "tests.pipeline.models:Pp2"}
+    job = write_job(tmp_path, xs=[1.0] * 8, global_size=4, strategy=strategy, task__model=model)
+    plan = planned(job, capsys, "--nodes", "1x4cpu")
+    assert [(row["workers"], row["largest"]) for row in plan["batches"]] == [(2, 2)]
+    assert plan["placement"]["nodes"][0]["ranks"] == [0, 1, 2, 3]
+    assert [(run["stage"], run["layers"]) for run in plan["pipeline"]["runs"]] == [(0, ["0"]), (1, ["1"])]
+    assert 0 < plan["pipeline"]["bubble"] < 1
+    assert main(["plan", str(job), "--nodes", "1x4cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "  replicas  rows each" in text and "2 stages x 2 replicas, 1f1b, 2 micro-batches" in text
+    assert "expected bubble" in text
+
+
+def test_a_model_that_cannot_be_cut_is_a_problem_of_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = write_job(tmp_path, global_size=4, strategy={"name": "pipeline", "stages": 2})
+    plan = planned(job, capsys, "--nodes", "1x4cpu", code=1)
+    assert plan["problems"] == [
+        "strategy pipeline: cannot cut a Lin: make it an nn.Sequential, or give it a method pipeline_layers() that returns its "
+        "layers in order (modules, or raydist.pipeline.Layer)"
+    ]
