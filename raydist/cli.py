@@ -14,6 +14,7 @@ import typer
 from raydist import cli_jobs, cli_report
 from raydist.cli_bench import bench
 from raydist.cli_doctor import doctor
+from raydist.cli_init import init
 from raydist.cli_plan import plan
 from raydist.cli_run import run
 from raydist.cli_sweep import sweep
@@ -103,6 +104,7 @@ def export(
     print(export_weights(run, out, best=best, ema=ema))
 
 
+app.command()(init)
 app.command()(sweep)
 app.command()(plan)
 app.command()(doctor)

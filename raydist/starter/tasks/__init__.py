@@ -1,0 +1,1 @@
+"""The task files that `raydist init` copies beside the job file it writes."""
