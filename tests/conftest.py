@@ -18,6 +18,7 @@ from raydist.runners.cluster import quiet
 torch.set_num_threads(1)  # the machine's cores are shared by the ranks of a test; torchrun does the same
 quiet(verbose=False)
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ["RAYDIST_CACHE"] = ""  # tests measure, and leave the user's cache alone
 os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
 
 # Set when a library is first imported or used, by the library.

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from raydist.pipeline.known import costs_of
 from raydist.pipeline.layers import Layer
-from raydist.pipeline.measure import Cost, measure, slowest, table
+from raydist.pipeline.measure import Cost, slowest, table
 from raydist.pipeline.orders import limit
 from raydist.pipeline.partition import cut, cut_as_asked
 from raydist.plain_table import aligned
@@ -26,6 +27,8 @@ class Cutting:
     strategy: PipelineStrategy
     ranges: list[tuple[int, int]]
     costs: list[Cost]
+    remembered: bool = False
+    """Whether the costs were measured by an earlier run on this machine."""
 
     @property
     def bubble(self) -> float | None:
@@ -41,7 +44,8 @@ class Cutting:
         if not self.costs:
             return [head]
         rows = table(self.costs, self.ranges, [strategy.rank_of(run) for run in range(strategy.runs)])
-        return [head, *aligned(rows), slowest(self.costs, strategy.runs), f"expected bubble: {self.bubble:.0%}"]
+        before = "; times as measured before" if self.remembered else ""
+        return [head, *aligned(rows), slowest(self.costs, strategy.runs), f"expected bubble: {self.bubble:.0%}{before}"]
 
     def plain(self) -> dict[str, Any]:
         """As JSON: layers of each run, in ms and bytes."""
@@ -65,12 +69,13 @@ def make_cut(
     `inputs` are the model's for one micro-batch; without them nothing is measured, and `auto` goes by parameters.
     """
     names = [layer.name for layer in layers]
-    costs = [] if inputs is None else measure(layers, inputs, precision)
-    if isinstance(strategy.cut, list):
-        return Cutting(strategy, cut_as_asked(strategy.cut, names), costs)
+    asked = cut_as_asked(strategy.cut, names) if isinstance(strategy.cut, list) else None
+    costs, remembered = ([], False) if inputs is None else costs_of(layers, inputs, precision)
+    if asked is not None:
+        return Cutting(strategy, asked, costs, remembered)
     if not costs:
         sizes = [float(1 + sum(p.numel() for m in layer.modules for p in m.parameters())) for layer in layers]
         return Cutting(strategy, cut(sizes, strategy.runs), costs)
     most = None if strategy.memory_gb is None else strategy.memory_gb * 2**30
     ranges = cut([c.ms for c in costs], strategy.runs, [float(c.weights + c.trained) for c in costs], most)
-    return Cutting(strategy, ranges, costs)
+    return Cutting(strategy, ranges, costs, remembered)
