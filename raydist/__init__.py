@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raydist.api import Result, load_checkpoint, train
+    from raydist.api import Result, SweepResult, SweepTrial, load_checkpoint, sweep, train
     from raydist.config import JobConfig, load_config
     from raydist.control import StepResult
     from raydist.errors import CheckpointError, ConfigError, DataError, Interrupted, RaydistError, TrainError
@@ -28,18 +28,24 @@ __all__ = [
     "RaydistError",
     "Result",
     "StepResult",
+    "SweepResult",
+    "SweepTrial",
     "Task",
     "TrainError",
     "World",
     "fit",
     "load_checkpoint",
     "load_config",
+    "sweep",
     "train",
 ]
 
 _HOME = {
     "JobConfig": "raydist.config",
     "Result": "raydist.api",
+    "SweepResult": "raydist.api",
+    "SweepTrial": "raydist.api",
+    "sweep": "raydist.api",
     "load_checkpoint": "raydist.api",
     "train": "raydist.api",
     "load_config": "raydist.config",

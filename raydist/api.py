@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from raydist.state import TrainState
+    from raydist.sweep.journal import Journal, Row
+    from raydist.sweep.space import Plan
 
 Job = JobConfig | str | os.PathLike[str] | Mapping[str, Any]
 """A job: its settings, a job file, or a dict as a job file would hold it (relative paths from the current folder)."""
@@ -110,6 +113,95 @@ def train(
             summary = train_ray(config, resume, fresh, address=address, screen=screen)
     screen.table(summary)
     return Result(summary["run"], summary, config)
+
+
+@dataclass(frozen=True)
+class SweepTrial:
+    """A trial: its settings by dotted key, and the whole job that trains it again."""
+
+    name: str
+    status: str
+    value: float | None
+    """The metric; None where it is not finite."""
+    settings: dict[str, Any]
+    config: JobConfig | None = field(repr=False)
+    """None for settings that made no valid job."""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A sweep that has ended: all trials, the best of them, and the way to its folder."""
+
+    root: str
+    metric: str
+    mode: str
+    trials: list[SweepTrial] = field(repr=False)
+    best: SweepTrial
+
+    def frame(self) -> pd.DataFrame:
+        """trials.csv as a DataFrame, one row a trial."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ConfigError("frame needs pandas: pip install pandas") from error
+        from raydist.storage import join, read_bytes
+
+        text = read_bytes(join(self.root, "trials.csv")).decode()
+        frame: pd.DataFrame = pd.read_csv(io.StringIO(text), dtype={"trial": str})
+        return frame.set_index("trial")
+
+    def report(self, out: str | Path | None = None) -> str:
+        """Write the HTML report (`raydist report`); returns where it is."""
+        from raydist.report.build import report
+
+        return report([self.root], out)
+
+
+def sweep(
+    job: Job,
+    space: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    address: str | None = None,
+    resume: bool = False,
+    fresh: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> SweepResult:
+    """Sweep a job as `raydist sweep` does, and return its result.
+
+    `space` and `settings` (`samples=20`, `search="optuna"`, …) take the place of what the job's `sweep` section says. Raises
+    ConfigError before anything starts, Interrupted when stopped, TrainError when no trial has a finite metric.
+    """
+    from raydist.notebook import screen_for
+    from raydist.sweep.run import run_sweep
+    from raydist.sweep.space import check
+
+    with _importable(job):
+        config = as_config(job, overrides)
+        if space is not None or settings:
+            section = {} if config.sweep is None else to_plain(config.sweep)
+            section |= {**({} if space is None else {"space": dict(space)}), **settings}
+            whole = {**to_plain(config), "env": dict(config.env), "sweep": section}
+            config = parse_config(whole, config.base_dir or Path.cwd())
+        screen = screen_for(quiet)
+        address = address if address is not None else os.environ.get("RAY_ADDRESS")
+        journal = run_sweep(config, resume, fresh, address=address, screen=screen)
+        return _sweep_result(journal, check(config))
+
+
+def _sweep_result(journal: Journal, plan: Plan) -> SweepResult:
+    from raydist.sweep.run import best_job
+
+    def trial(row: Row) -> SweepTrial:
+        config = None if row.status == "failed" and not row.last else best_job(plan, row)
+        return SweepTrial(f"{row.number:05d}", row.status, row.value(journal.metric), dict(row.settings), config, row.error)
+
+    best = journal.best()
+    assert best is not None  # else run_sweep has raised
+    rows = [row for _, row in sorted(journal.rows.items())]
+    return SweepResult(journal.root, journal.metric, journal.mode, [trial(row) for row in rows], trial(best))
 
 
 @contextmanager

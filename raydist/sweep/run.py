@@ -24,7 +24,7 @@ from raydist.screen import Screen
 from raydist.start import locked, move_aside, run_root
 from raydist.storage import exists, join
 from raydist.sweep.journal import Journal, Row
-from raydist.sweep.space import Plan, check
+from raydist.sweep.space import Plan, check, job_of
 from raydist.sweep.trials import TABLE
 
 _MAY_CHANGE = ("sweep.samples", "sweep.budget.", "sweep.concurrency", "sweep.slots", "scaling.", "storage", "loggers", "env")
@@ -54,10 +54,8 @@ class Sweep:
         return self.plan.config
 
     def best_job(self, row: Row) -> JobConfig:
-        """The job that `raydist train best.yaml` trains: the trial's, in a folder of its own beside the sweep."""
-        from raydist.sweep.space import job_of
-
-        return job_of(self.config, self.plan.sweep, row.settings, f"{self.config.name}-best", self.config.storage)
+        """See `best_job`."""
+        return best_job(self.plan, row)
 
     def spent(self) -> bool:
         """Whether the budget is used up, or somebody asked to stop."""
@@ -69,6 +67,11 @@ class Sweep:
     def ask(self, reason: str) -> None:
         """Stop the sweep; running trials go on when it is resumed."""
         self.stopped = self.stopped or reason
+
+
+def best_job(plan: Plan, row: Row) -> JobConfig:
+    """The job that `raydist train best.yaml` trains: the trial's, in a folder of its own beside the sweep."""
+    return job_of(plan.config, plan.sweep, row.settings, f"{plan.config.name}-best", plan.config.storage)
 
 
 def run_sweep(

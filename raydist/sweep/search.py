@@ -14,7 +14,7 @@ from ray.tune.search.searcher import Searcher
 from raydist.config_sweep import Options, Range, Tree
 from raydist.errors import ConfigError
 from raydist.sweep.journal import Journal
-from raydist.sweep.slot import NUMBER, name_of
+from raydist.sweep.slot import name_of
 from raydist.sweep.space import Plan, Settings, draw, on_grid
 from raydist.task import resolve
 
@@ -84,7 +84,7 @@ class Suggestions(SearchAlgorithm):
     def _trial(self, number: int) -> Trial:
         settings = self.journal.rows[number].settings
         spec = copy.copy(self._spec)
-        spec["config"] = {**copy.deepcopy(settings), NUMBER: number}
+        spec["config"] = copy.deepcopy(settings)
         name = name_of(number)
         self._live.add(name)
         trial: Trial = _create_trial_from_spec(
@@ -203,7 +203,7 @@ def replay(searcher: Searcher, journal: Journal, metric: str) -> None:
             searcher.suggest(name)
         elif record["kind"] == "report":
             last[number] = row = record["row"]
-            if row.get(metric) is not None and not row.get("done"):
+            if row.get(metric) is not None and not row.get("ended"):
                 searcher.on_trial_result(name, {"training_iteration": row["steps"], **row})
         elif record["kind"] == "end":
             failed = record["status"] == "failed" or number not in last

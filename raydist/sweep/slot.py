@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from raydist.config import JobConfig
 
 NUMBER = "trial"
-"""Key of the trial's number in Ray Tune's config; all others there are settings."""
+"""Key of a checkpoint that says whose it is."""
 STATES = ".states"
 """Folder of the sweep with the states that PBT copies."""
 _GRACE_S = 3.0
@@ -79,9 +79,8 @@ class Slot(Trainable):
         self._take(config)
 
     def _take(self, config: dict[str, Any]) -> None:
-        settings = {key: value for key, value in config.items() if key != NUMBER}
-        self.number = int(config[NUMBER])
-        self.job = self.shared.job(self.number, settings)
+        self.number = int(self.trial_id)  # not in the settings, which PBT copies from trial to trial
+        self.job = self.shared.job(self.number, dict(config))
         self.attempt: Attempt | None = None
         self.last: dict[str, Any] = {}
         self.source: dict[str, Any] | None = None
@@ -203,7 +202,7 @@ class Slot(Trainable):
         known |= {"lr": self.job.optimizer.lr, "seed": self.job.seed}
         if failed:
             row = {**row, self._metric: math.nan}
-        return {**row, **known, "done": done, "failed": failed}
+        return {**row, **known, "done": done, "ended": done, "failed": failed}  # Ray Tune sets `done` when it stops a trial
 
     # -- the gang -------------------------------------------------------------------------------------------------------
 

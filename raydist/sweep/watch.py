@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Callback
 from ray.tune.stopper import Stopper
 
-from raydist.sweep.slot import NUMBER
 from raydist.sweep.table import Board
 
 if TYPE_CHECKING:
     from raydist.sweep.run import Sweep
 
 _WRITE_S = 2.0
-_KEPT = ("steps", "epochs", "rows", "seconds", "global_batch", "lr", "seed", "train_loss", "done", "failed")
+_KEPT = ("steps", "epochs", "rows", "seconds", "global_batch", "lr", "seed", "train_loss", "ended", "failed")
 
 
 class Stop(Stopper):
@@ -43,12 +42,12 @@ class Watch(Callback):
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial has workers."""
-        self.sweep.journal.rows[trial.config[NUMBER]].status = "running"
+        self.sweep.journal.rows[int(trial.trial_id)].status = "running"
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
         """A trial has come to a report."""
-        journal, number = self.sweep.journal, trial.config[NUMBER]
-        settings = {key: value for key, value in trial.config.items() if key != NUMBER}
+        journal, number = self.sweep.journal, int(trial.trial_id)
+        settings = dict(trial.config)
         if settings != journal.rows[number].settings:
             journal.change(number, settings)
         kept = {key: value for key, value in result.items() if key in _KEPT or (key.startswith("eval_") and key != "eval_s")}
@@ -57,23 +56,20 @@ class Watch(Callback):
             journal.end(number, "failed", result["failed"])
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial is over: by itself, or since the scheduler stopped it."""
-        journal, number = self.sweep.journal, trial.config[NUMBER]
+        """A trial is over: by itself, or since the scheduler stopped it; one that the sweep's end met goes on with --resume."""
+        journal, number = self.sweep.journal, int(trial.trial_id)
         row = journal.rows[number]
         if row.status == "failed":
             pass
-        elif self._by_itself(row.last):
+        elif row.last.get("ended"):
             journal.end(number, "finished")
         elif not self.sweep.spent():
             journal.end(number, "stopped")
         self.board.ended(row)
 
-    def _by_itself(self, last: dict[str, Any]) -> bool:
-        return bool(last.get("done"))
-
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial's slot is gone."""
-        journal, number = self.sweep.journal, trial.config[NUMBER]
+        journal, number = self.sweep.journal, int(trial.trial_id)
         lines = [line for line in str(trial.get_error() or "its slot ended without a word").splitlines() if line.strip()]
         journal.end(number, "failed", lines[-1].strip() if lines else "its slot ended without a word")
         self.board.ended(journal.rows[number])
