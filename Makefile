@@ -39,8 +39,9 @@ train: $(STAMP) ## train the handwritten digits job: make train ARGS="scaling.wo
 	@$(BIN)/python jobs/data/digits.py
 	$(BIN)/raydist train $(JOB) $(ARGS)
 
-test: $(STAMP) ## run all tests but those marked nightly
-	$(BIN)/python -m pytest -m "not nightly" $(ARGS)
+test: $(STAMP) ## run all tests but those marked nightly: two at a time, then one by one those that start Ray
+	$(BIN)/python -m pytest -m "not (nightly or cluster)" -n 2 --dist worksteal $(ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -m "cluster and not nightly" $(ARGS) || [ $$? = 5 ]
 
 nightly: $(STAMP) browser ## run the tests that are too long for every change
 	$(BIN)/python -m pytest -m nightly $(ARGS)

@@ -46,8 +46,9 @@ def test_rows_weigh_equally_whatever_the_shares(world_size: int) -> None:
     assert result["state"].counters["step"] == 1
 
 
-@pytest.mark.parametrize("micro", [1, 2, 3, "auto"])
-@pytest.mark.parametrize("world_size", WORLDS)
+@pytest.mark.parametrize(
+    ("world_size", "micro"), [(1, 1), (1, 3), (1, "auto"), (2, 1), (2, 2), (2, "auto"), (3, 2), (4, 1), (4, 3)]
+)
 def test_a_short_last_batch_is_a_step_of_its_own(world_size: int, micro: int | str) -> None:
     # w1 = 0.6, w2 = 0.6 + 0.2 * 2.4 = 1.08
     (result, *_) = run(world_size, lin_job([1] * 7, 4, batch__micro_size=micro))
@@ -123,8 +124,8 @@ def test_a_clip_norm_above_the_gradient_changes_nothing() -> None:
 # -- evaluation ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("size", [1, 2, 5])
+# 5 rows: ranks with as many, with fewer, with none; batches of one, with a short last one, of all
+@pytest.mark.parametrize(("world_size", "size"), [(1, 1), (1, 5), (2, 2), (3, 1), (3, 2), (4, 5), (5, 2)])
 def test_evaluation_is_the_plain_mean_over_rows_and_metrics_come_from_global_totals(world_size: int, size: int) -> None:
     # after one step on x = 1, w = 0.6: errors are -2.4 x
     job = lin_job([1], 4, batch__eval_size=size)

@@ -20,23 +20,25 @@ from tests.chaos.promises import problems_of
 from tests.chaos.runs import job, lines_of, state_of, unseen
 
 REPOSITORY = Path(__file__).parents[2]
-SUBSET = ("kill while it saves", "raylet, copies", "stop rank 1", "rollback")
+SUBSET = ("kill while it saves", "stop rank 1")
+MORE = ("raylet, copies", "rollback")
 
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_a_subset_of_the_faults_and_some_random_kills_end_as_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("names", [SUBSET, pytest.param(MORE, marks=pytest.mark.nightly)])
+def test_some_faults_and_random_kills_end_as_promised(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    command = [sys.executable, str(REPOSITORY / "jobs" / "chaos.py"), *SUBSET, "--random", "2"]
+    command = [sys.executable, str(REPOSITORY / "jobs" / "chaos.py"), *names, "--random", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    number = len(SUBSET) + 1
+    number = len(names) + 1
     assert done.stdout.count("| yes |") == number and f"{number} of {number} as promised" in done.stdout
     assert "left behind: nothing" in done.stdout
 
 
 def test_every_name_of_the_subset_is_one_fault() -> None:
-    for name in SUBSET:
+    for name in SUBSET + MORE:
         assert sum(name.lower() in case.name.lower() for case in CASES) == 1, name
 
 

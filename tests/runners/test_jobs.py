@@ -95,7 +95,7 @@ def test_something_else_listens_there() -> None:
     ],
 )
 def test_a_cluster_that_wants_a_token(theirs: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = SimpleNamespace(get_token_for_http_header=lambda ignore_auth_mode: {})
+    loader = SimpleNamespace(get_token_for_http_header=lambda ignore_auth_mode=False: {})
     monkeypatch.setattr(_raylet, "AuthenticationTokenLoader", SimpleNamespace(instance=lambda: loader))
     status = 401 if "Missing" in theirs else 403
     with (

@@ -83,10 +83,10 @@ def test_random_draws_are_a_function_of_seed_and_number_and_fill_their_ranges() 
         "clip_grad_norm": {"uniform": [1, 2]},
         "seed": {"quniform": [0, 10, 5]},
     }
-    one = plan(space, samples=300)
+    one, same, other = plan(space, samples=300), plan(space, samples=300), plan(space, samples=300, seed=1)
     drawn = [one.settings(number) for number in range(300)]
-    assert drawn == [plan(space, samples=300).settings(number) for number in range(300)]
-    assert drawn != [plan(space, samples=300, seed=1).settings(number) for number in range(300)]
+    assert drawn == [same.settings(number) for number in range(300)]
+    assert drawn != [other.settings(number) for number in range(300)]
     logs = [math.log10(settings["optimizer.lr"]) for settings in drawn]
     assert -4 <= min(logs) < -3.9 and -1.1 < max(logs) <= -1
     assert sum(log < -2.5 for log in logs) == pytest.approx(150, abs=40)  # half of them in the lower half of the decades
