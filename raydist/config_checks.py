@@ -16,6 +16,7 @@ from raydist.config_parts import (
     CheckpointConfig,
     FailureConfig,
     OptimizerConfig,
+    Precision,
     ScalingConfig,
     ScheduleConfig,
     Strategy,
@@ -118,6 +119,22 @@ def one_worker(strategy: Strategy, scaling: ScalingConfig) -> Found:
         yield "scaling.workers", f"strategy {strategy.name} runs in one worker: only 1 is allowed; ddp uses several"
 
 
+def fsdp_fits(strategy: Strategy, scaling: ScalingConfig, train: TrainConfig, precision: Precision) -> Found:
+    """What shards of a model cannot do."""
+    if strategy.name != "fsdp":
+        return
+    if train.ema is not None:
+        yield "train.ema", "not with strategy fsdp, which keeps no second copy of the weights: leave it out, or use ddp"
+    if train.compile:
+        yield "train.compile", "not with strategy fsdp: leave it out, or use ddp"
+    if strategy.param_dtype == "fp16" and precision.name != "fp16":
+        yield "strategy.param_dtype", "fp16 needs precision: fp16, whose scaler keeps gradients from vanishing; bf16 does not"
+    fewest = scaling.workers if isinstance(scaling.workers, int) else scaling.workers[0]
+    for key in ("param_dtype", "reduce_dtype", "cpu_offload"):
+        if fewest == 1 and getattr(strategy, key):
+            yield f"strategy.{key}", "needs at least 2 workers: one worker shards nothing and trains as ddp does"
+
+
 def pipeline_fits(strategy: Strategy, scaling: ScalingConfig, train: TrainConfig, data: DataConfig) -> Found:
     """A pipeline says itself how many workers it takes, and runs layers, not the model."""
     if strategy.name != "pipeline":
@@ -156,6 +173,7 @@ CHECKS = (
     sweep_compares_a_metric,
     schedule_fits_run,
     one_worker,
+    fsdp_fits,
     pipeline_fits,
     rollback_has_checkpoints,
     env_names_are_names,

@@ -184,6 +184,25 @@ class DdpStrategy(Part):
     comm_hook: Literal["fp16_compress", "bf16_compress"] | None = None
 
 
+class FsdpStrategy(Part):
+    """torch's fully_shard: each worker keeps a shard of weights, gradients and optimizer state.
+
+    `units`: names of the modules that are gathered one at a time; None takes the entries of the model's ModuleLists and
+    Sequentials. `reduce_each_micro_batch` false keeps whole gradients over a step's micro-batches: less to send, more memory.
+    """
+
+    name_alone = True
+    name: Literal["fsdp"] = "fsdp"
+    units: Annotated[list[Text], Field(min_length=1)] | None = None
+    reshard_after_forward: Bool = True
+    reduce_each_micro_batch: Bool = True
+    param_dtype: Literal["bf16", "fp16"] | None = None
+    reduce_dtype: Literal["fp32", "bf16", "fp16"] | None = None
+    cpu_offload: Bool = False
+    broadcast_buffers: Bool = True
+    find_unused_parameters: Bool = False
+
+
 class DpStrategy(Part):
     """torch DataParallel: one worker, all its devices."""
 
@@ -211,16 +230,14 @@ def _strategy(value: Any) -> Any:
     value = _name_alone(value)
     if isinstance(value, dict):
         value = {"name": "ddp", **value}
-        if value["name"] == "fsdp":
-            raise ValueError(f"strategy {value['name']} is not built yet")
     return value
 
 
-AnyStrategy = DdpStrategy | DpStrategy | ModelParallelStrategy | PipelineStrategy
+AnyStrategy = DdpStrategy | FsdpStrategy | DpStrategy | ModelParallelStrategy | PipelineStrategy
 Strategy = Annotated[
     AnyStrategy,
     Field(discriminator="name"),
-    BeforeValidator(_strategy, json_schema_input_type=Literal["ddp", "dp", "model_parallel"] | AnyStrategy),
+    BeforeValidator(_strategy, json_schema_input_type=Literal["ddp", "fsdp", "dp", "model_parallel"] | AnyStrategy),
 ]
 PrecisionSetting = Annotated[
     Precision, BeforeValidator(_name_alone, json_schema_input_type=Literal["fp32", "bf16", "fp16"] | Precision)

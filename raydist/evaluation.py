@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,12 +41,16 @@ def evaluate(
     )
     meter = LossMeter()
     problem: RaydistError | None = None
-    chained = bool(getattr(model, "chained", False))
+    lockstep = bool(getattr(model, "lockstep", False))
+    chained = lockstep or bool(getattr(model, "chained", False))
     model.eval()
     try:
         with torch.no_grad():
-            for data in source.batches():
+            for data in in_step(source, world) if lockstep else source.batches():
                 tick()
+                if data.rows == 0:  # nothing left here, and other ranks need this one's part of the model
+                    _score(task, model, to_device(data.batch, world.device), {}, precision, step)
+                    continue
                 batch = slice_rows(data.batch, 0, data.rows)
                 try:
                     loss = _score(task, model, to_device(batch, world.device), metrics, precision, step)
@@ -69,6 +74,27 @@ def evaluate(
     if loss_value is None:
         raise DataError("data.eval has no rows: nothing to evaluate; give it rows, or leave out data.eval")
     return {"eval_loss": loss_value, **{f"eval_{name}": value for name, value in merge_metrics(world, metrics).items()}}
+
+
+def in_step(source: EvalSource, world: World) -> Iterator[Any]:
+    """The source's batches, and then a borrowed row (with `rows` 0) while another rank has some.
+
+    All ranks get equally many. Every rank must take all of them.
+    """
+    batches = iter(source.batches())
+    borrowed: Any = None
+    while True:
+        data = next(batches, None)
+        having = world.gather(data is not None)
+        if not any(having):
+            return
+        if data is not None and borrowed is None:
+            borrowed = replace(data, batch=slice_rows(data.batch, 0, 1), rows=0)
+        lacking = world.gather(data is None and borrowed is None) if not all(having) else [False]
+        if any(lacking):
+            lent = world.gather(borrowed if having.index(True) == world.rank else None)[having.index(True)]
+            borrowed = borrowed or lent
+        yield borrowed if data is None else data
 
 
 def _score(

@@ -146,7 +146,15 @@ def spread(
         from raydist.pipeline.spread import PipelineSpread
 
         return PipelineSpread(strategy, model, world, sample, precision or Precision(Setting(), world.device))
+    if strategy.name == "fsdp" and world.world_size > 1:
+        from raydist.fsdp import FsdpSpread
+
+        if strategy.cpu_offload and world.device.type != "cuda":
+            raise ConfigError("strategy.cpu_offload: these workers have no GPU, so the weights are in host memory anyway")
+        return FsdpSpread(strategy, model, world)
     model = model.to(world.device)
+    if strategy.name == "fsdp":
+        return Spread(model, world)
     if strategy.name == "dp":
         return Spread(model, world, _data_parallel)
     if strategy.name != "ddp":

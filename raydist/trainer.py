@@ -206,6 +206,11 @@ def build_model(task: Task) -> nn.Module:
 
 def passes(config: JobConfig, task: Task, world: World, spread: Spread, precision: Precision) -> Passes:
     """What turns a batch into gradients under this strategy."""
+    if config.strategy.name == "fsdp" and world.world_size > 1:
+        from raydist.fsdp import FsdpPasses, FsdpSpread
+
+        assert isinstance(spread, FsdpSpread)
+        return FsdpPasses(config, task, world, spread, precision)
     if config.strategy.name != "pipeline" or config.strategy.stages == 1:
         return Passes(config, task, world, spread, precision)
     from raydist.pipeline.passes import PipelinePasses

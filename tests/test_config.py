@@ -442,7 +442,6 @@ def test_the_schema_knows_keys_short_forms_and_limits() -> None:
     for change in (
         {"seeed": 1},
         {"seed": -1},
-        {"strategy": "fsdp"},
         {"strategy": {"name": "dp", "x": 1}},
         {"precision": "fp17"},
         {"batch": {"global_size": 0}},

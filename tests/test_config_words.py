@@ -12,7 +12,7 @@ from tests.config_jobs import NO_EVAL, TORCH_DATA, data_of, parse, refused
 
 # -- values that are refused ---------------------------------------------------------------------------------------
 
-STRATEGIES = "allowed: ddp, dp, model_parallel, pipeline, or a map with name and its options"
+STRATEGIES = "allowed: ddp, fsdp, dp, model_parallel, pipeline, or a map with name and its options"
 INT = "allowed: an integer >= 1"
 POSITIVE = "allowed: a finite number > 0"
 NOT_NEGATIVE = "allowed: a finite number >= 0"
@@ -151,10 +151,6 @@ NOT_NEGATIVE = "allowed: a finite number >= 0"
         (
             "scaling={backend: nccl, gpus_per_worker: 0}",
             'scaling.backend = "nccl": nccl needs a GPU for each worker, and gpus_per_worker is 0',
-        ),
-        (
-            "strategy=fsdp",
-            f'strategy = "fsdp": strategy fsdp is not built yet; {STRATEGIES}',
         ),
         ("strategy={name: pipeline, stages: 0}", f"strategy.stages = 0: {INT}"),
         (

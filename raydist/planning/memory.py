@@ -19,6 +19,7 @@ from raydist.trainer import build_model
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
+    from raydist.config_parts import FsdpStrategy
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,15 @@ class Memory:
     activations: int | None
     micro: int | None
     problem: str | None = None
+    gathered: int = 0
+    """Of fsdp: whole weights and gradients beside the shards, at their most."""
 
     @property
     def total(self) -> int | None:
         """The parts' sum: an upper bound, since gradients grow while activations shrink."""
         if self.optimizer is None or self.activations is None:
             return None
-        fixed = self.weights + self.buffers + self.gradients + self.reduction + self.ema
+        fixed = self.weights + self.buffers + self.gradients + self.reduction + self.ema + self.gathered
         return fixed + self.optimizer + self.activations
 
     def plain(self) -> dict[str, Any]:
@@ -76,6 +79,8 @@ def measure(config: JobConfig, task: Task, batch: Any, micro: int | None, worker
                 activations = _activation_bytes(config, task, model, rows)
             except Exception as error:
                 problem = f"the activations are not known: {_words(error)}"
+    if optimizer is not None and config.strategy.name == "fsdp":
+        optimizer = -(-optimizer // workers)
     return Memory(**fixed, optimizer=optimizer, activations=activations, micro=micro, problem=problem)
 
 
@@ -91,6 +96,20 @@ def _built(task: Task) -> nn.Module:
         ) from error
 
 
+def _gathered(strategy: FsdpStrategy, model: nn.Module) -> int:
+    """Bytes that `fully_shard` holds beside the shards: the unit that runs and the one prefetched (torch gathers one ahead in
+    backward), and the running unit's whole gradient. Without resharding after the forward: all weights, and that gradient."""
+    from raydist.fsdp import units_of
+
+    units = [_bytes(unit.parameters()) for unit in units_of(model, strategy.units).values()]
+    everything = _bytes(model.parameters())
+    rest = max(0, everything - sum(units))
+    largest = sorted([*units, rest], reverse=True)
+    weights = min(everything, rest + sum(sorted(units, reverse=True)[:2])) if strategy.reshard_after_forward else everything
+    gradients = largest[0] if strategy.reduce_each_micro_batch else everything
+    return weights + gradients
+
+
 def _fixed(config: JobConfig, model: nn.Module, workers: int) -> dict[str, int]:
     trainable = [p for p in model.parameters() if p.requires_grad]
     weights, buffers = _bytes(model.parameters()), _bytes(model.buffers())
@@ -98,14 +117,16 @@ def _fixed(config: JobConfig, model: nn.Module, workers: int) -> dict[str, int]:
     strategy = config.strategy
     ddp = strategy.name == "ddp" and workers > 1
     views = strategy.name == "ddp" and strategy.gradient_as_bucket_view
+    parts = workers if strategy.name == "fsdp" else 1
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "trainable": sum(p.numel() for p in trainable),
-        "weights": weights,
+        "weights": -(-weights // parts),
         "buffers": buffers,
-        "gradients": gradients,
+        "gradients": -(-gradients // parts),
         "reduction": gradients if ddp and not views else 0,
         "ema": weights + buffers if config.train.ema is not None else 0,
+        "gathered": _gathered(strategy, model) if strategy.name == "fsdp" and workers > 1 else 0,
     }
 
 

@@ -61,6 +61,7 @@ def _memory(memory: dict[str, Any]) -> list[list[object]]:
         ["buffers", size(memory["buffers"]), None],
         ["gradients", size(memory["gradients"]), None],
         ["reduction", size(memory["reduction"]), "buckets beside the gradients (gradient_as_bucket_view: false)"],
+        ["gathered", size(memory["gathered"]), "whole units beside the shards (fsdp)"],
         ["average", size(memory["ema"]), "train.ema"],
     ]
     rows = [row for row in rows if row[1] != "0 B" or row[0] in ("weights", "gradients")]
