@@ -236,7 +236,7 @@ def as_config(job: Job, overrides: Sequence[str] = ()) -> JobConfig:
 def load_checkpoint(run: str | os.PathLike[str], best: bool = False) -> TrainState:
     """The state in a checkpoint folder, or in a run's newest (or best) good checkpoint; tensors on the CPU.
 
-    Verified by size and sha256; no pickle is executed. Raises CheckpointError when there is none.
+    Verified by size and hash; no pickle is executed. Raises CheckpointError when there is none.
     """
     from raydist.export import pick
 

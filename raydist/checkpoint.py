@@ -1,7 +1,7 @@
 """Checkpoints that are committed or absent: save, list, verify, load, prune.
 
 A checkpoint is the folder `step-00000042` of the store, complete when it has a `manifest.json`, which is written last and
-holds size and sha256 of every file. Locally the folder is written under a hidden `.tmp-` name and renamed; in an object store
+holds size and hash of every file. Locally the folder is written under a hidden `.tmp-` name and renamed; in an object store
 the files come first and the manifest after them.
 """
 
@@ -50,10 +50,18 @@ def save(
     return storage.join(store, folder_name(step))
 
 
-def tidy(store: str, step: int, *, keep: int, best: BestRule | None = None, protect: AbstractSet[int] = frozenset()) -> bool:
+def tidy(
+    store: str,
+    step: int,
+    *,
+    keep: int,
+    best: BestRule | None = None,
+    protect: AbstractSet[int] = frozenset(),
+    recycle: bool = False,
+) -> bool:
     """After the commit of `step`: point `best.json` at the best checkpoint and remove those that are no longer kept.
 
-    Returns whether `step` is the best one.
+    With `recycle` one removed checkpoint's files stay, hidden, for the next commit. Returns whether `step` is the best one.
     """
     kept = set(protect) | {step}
     top = None
@@ -61,7 +69,7 @@ def tidy(store: str, step: int, *, keep: int, best: BestRule | None = None, prot
         kept.add(top[0])
         pointer = {"step": top[0], "value": top[1], "metric": best.metric, "mode": best.mode}
         storage.write_bytes(storage.join(store, "best.json"), json.dumps(pointer).encode() + b"\n")
-    prune(store, keep, kept)
+    prune(store, keep, kept, recycle)
     return top is not None and top[0] == step
 
 
@@ -150,7 +158,7 @@ def load_latest(store: str, warn: Callable[[str], None]) -> tuple[TrainState, di
     return None
 
 
-def prune(store: str, keep: int, protect: AbstractSet[int] = frozenset()) -> list[int]:
+def prune(store: str, keep: int, protect: AbstractSet[int] = frozenset(), recycle: bool = False) -> list[int]:
     """Remove all but the newest `keep` good checkpoints and those in `protect`; returns the steps removed.
 
     Good: the manifest reads, files have their sizes, weights are finite. Bad ones go only when a good one stays. Temporary
@@ -164,7 +172,7 @@ def prune(store: str, keep: int, protect: AbstractSet[int] = frozenset()) -> lis
     kept = set(good[-keep:]) | protect
     removed = [found for found in everything if found.step not in kept]
     for found in removed:
-        discard(store, found.uri)
+        discard(store, found.uri, recycle)
     return [found.step for found in removed]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import hashlib
 import json
 import os
 import re
@@ -17,17 +16,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch.serialization import get_crc32_options, set_crc32_options
 
 from raydist import storage
 from raydist.errors import CheckpointError
 from raydist.jsonl import plain
-from raydist.manifest import NAME, VERSION, describe, folder_name, render
+from raydist.manifest import NAME, VERSION, folder_name, render
 from raydist.state import Packed, finite
+from raydist.writing import Hashed, is_spare, keep_spare, spare_of, write_bytes, write_tensors
 
 STALE_AFTER_S = 24 * 3600.0
 """A temporary folder of another host counts as abandoned when nothing in it changed for this long."""
@@ -65,8 +64,9 @@ def _commit_local(store: Path, packed: Packed, manifest: dict[str, Any], name: s
     _writing.add(folder.name)
     try:
         folder.mkdir()
-        manifest["files"] = write_files(folder, packed)
-        _write(folder / NAME, render(manifest))
+        with spare_of(store) as spare:
+            manifest["files"] = write_files(folder, packed, spare)
+        write_bytes(folder / NAME, render(manifest))
         storage.sync_folder(folder)
         _appear(folder, store / name)
         storage.sync_folder(store)
@@ -92,75 +92,32 @@ def _commit_remote(uri: str, packed: Packed, manifest: dict[str, Any]) -> None:
             storage.remove(storage.join(uri, name))
 
 
-def write_files(folder: Path, packed: Packed) -> dict[str, dict[str, Any]]:
-    """Write the state's files, durably; returns their manifest entries."""
+def write_files(folder: Path, packed: Packed, spare: Path | None = None) -> dict[str, dict[str, Any]]:
+    """Write the state's files, durably, over those in `spare` where that can be; returns their manifest entries."""
     files = {}
     for part, named in packed.tensors.items():
-        path = folder / f"{part}.safetensors"
-        save_file(named, path)
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-        files[path.name] = describe(path)
-    with open(folder / "optimizer.pt", "wb", buffering=0) as raw:
-        hashing = _Hashing(raw)
+        name = f"{part}.safetensors"
+        files[name] = write_tensors(folder / name, named, spare)
+    with Hashed(folder / "optimizer.pt", spare) as file:
         try:
             with _without_crc32():
-                torch.save(packed.other, hashing)  # type: ignore[arg-type]
+                torch.save(packed.other, file)  # type: ignore[arg-type]
         except RuntimeError as error:  # torch's zip writer reports its own lost position, not what the disk said
-            raise hashing.failure or error from error
-        os.fsync(raw.fileno())
-    files["optimizer.pt"] = hashing.entry()
-    text = json.dumps(packed.document).encode() + b"\n"
-    _write(folder / "state.json", text)
-    files["state.json"] = {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+            raise file.failure or error from error
+        files["optimizer.pt"] = file.close()
+    files["state.json"] = write_bytes(folder / "state.json", json.dumps(packed.document).encode() + b"\n")
     return files
 
 
 @contextmanager
 def _without_crc32() -> Iterator[None]:
-    """torch's archive without CRC-32 of each record: it takes four fifths of the time, and the manifest has sha256 of all."""
+    """torch's archive without CRC-32 of each record: it takes four fifths of the time, and the manifest has a hash of all."""
     before = get_crc32_options()
     set_crc32_options(False)
     try:
         yield
     finally:
         set_crc32_options(before)
-
-
-class _Hashing:
-    """A file that hashes what is written to it."""
-
-    def __init__(self, file: BinaryIO | Any) -> None:
-        self._file = file
-        self._sha256 = hashlib.sha256()
-        self._size = 0
-        self.failure: OSError | None = None
-
-    def write(self, data: bytes | memoryview) -> int:
-        view = memoryview(data).cast("B")
-        done = 0
-        try:
-            while done < len(view):
-                done += self._file.write(view[done:])
-        except OSError as error:
-            self.failure = error
-            raise
-        self._sha256.update(view)
-        self._size += len(view)
-        return len(view)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def entry(self) -> dict[str, Any]:
-        return {"size": self._size, "sha256": self._sha256.hexdigest()}
-
-
-def _write(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _appear(folder: Path, target: Path) -> None:
@@ -200,8 +157,11 @@ def _temporary(name: str) -> str:
     return f".tmp-{name}-{_host()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def discard(store: str, uri: str) -> None:
-    """Take a checkpoint away: first it stops being one, then its files go."""
+def discard(store: str, uri: str, recycle: bool = False) -> None:
+    """Take a checkpoint away: first it stops being one, then its files go, or are kept (hidden) for the next one to be written.
+
+    Who recycles calls `raydist.writing.drop_spare` at the end.
+    """
     if not storage.is_local(store):
         storage.remove(storage.join(uri, NAME))
         storage.remove(uri)
@@ -209,7 +169,8 @@ def discard(store: str, uri: str) -> None:
     path = storage.local_path(uri)
     aside = path.with_name(_temporary(f"removed-{path.name}"))
     os.rename(path, aside)
-    shutil.rmtree(aside)
+    if not (recycle and keep_spare(path.parent, aside)):
+        shutil.rmtree(aside)
 
 
 def dispose_stale(store: str) -> None:
@@ -232,7 +193,7 @@ def _abandoned(path: Path) -> bool:
     if len(parts) == 4 and parts[1] == _host() and parts[2].isdigit():
         pid = int(parts[2])
         if pid == os.getpid():
-            return path.name not in _writing
+            return path.name not in _writing and not is_spare(path)
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

@@ -7,8 +7,9 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
+
+import xxhash
 
 from raydist import storage
 from raydist.errors import CheckpointError
@@ -18,6 +19,7 @@ NAME = "manifest.json"
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
 """Files that every checkpoint has; `ema.safetensors` comes with an EMA, and other ranks may add theirs."""
 
+_HASHES = {"xxh3_128": xxhash.xxh3_128, "sha256": hashlib.sha256}
 _FOLDER = re.compile(r"step-(\d{8,})")
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 
@@ -99,8 +101,8 @@ def _structure(uri: str, manifest: Mapping[str, Any]) -> str | None:
     if folder_name(manifest["step"]) != uri.rstrip("/").rsplit("/", 1)[-1]:
         return f"is that of step {manifest.get('step')}"
     for name, entry in manifest["files"].items():
-        if not isinstance(entry, dict) or not isinstance(entry.get("size"), int) or not isinstance(entry.get("sha256"), str):
-            return f"has an entry without size or sha256: {name!r}"
+        if not isinstance(entry, dict) or not isinstance(entry.get("size"), int) or _hash_of(entry) is None:
+            return f"has an entry without size or hash: {name!r}"
         if "/" in name or not _PLAIN.fullmatch(name) or not _PLAIN.fullmatch(str(entry.get("at", name))):
             return f"names a file outside the checkpoint: {name!r}"
     absent = [name for name in FILES if name not in manifest["files"]]
@@ -118,8 +120,8 @@ def problems_with(uri: str, manifest: Mapping[str, Any], *, hashes: bool = True)
         elif there[at] != entry["size"]:
             kind = "truncated" if there[at] < entry["size"] else "too long"
             problems.append(f"{name} is {kind}: {there[at]} bytes instead of {entry['size']}")
-        elif hashes and digest(storage.join(uri, at)) != entry["sha256"]:
-            problems.append(f"{name} has other content than was written (sha256 differs)")
+        elif hashes and (kind := _hash_of(entry)) and digest(storage.join(uri, at), kind) != entry[kind]:
+            problems.append(f"{name} has other content than was written ({kind} differs)")
     return problems
 
 
@@ -134,14 +136,14 @@ def verify(uri: str) -> list[str]:
     return problems_with(uri, manifest) + strays
 
 
-def digest(uri: str) -> str:
-    """The sha256 of a file, in hex."""
-    total = hashlib.sha256()
+def _hash_of(entry: Mapping[str, Any]) -> str | None:
+    """The hash that an entry has: `xxh3_128`, or `sha256` in older checkpoints; None when it has none."""
+    return next((kind for kind in _HASHES if isinstance(entry.get(kind), str)), None)
+
+
+def digest(uri: str, kind: str) -> str:
+    """A hash of a file, in hex."""
+    total = _HASHES[kind]()
     for chunk in storage.read_chunks(uri):
         total.update(chunk)
     return total.hexdigest()
-
-
-def describe(path: Path) -> dict[str, Any]:
-    """A local file's entry in the manifest."""
-    return {"size": path.stat().st_size, "sha256": digest(str(path))}

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raydist import storage
 from raydist.checkpoint import BestRule, tidy
 from raydist.commit import commit
 from raydist.errors import CheckpointError
 from raydist.state import Packed, TrainState, pack
+from raydist.writing import drop_spare
 
 
 class Saver:
@@ -77,7 +79,7 @@ class Saver:
         self.last_saved, self.failure = step, None
         best = False
         try:
-            best = tidy(self.uri, step, keep=self.keep, best=self.best, protect=protect)
+            best = tidy(self.uri, step, keep=self.keep, best=self.best, protect=protect, recycle=True)
         except Exception as error:  # the checkpoint is safe; what failed is clearing up, for whatever reason the store has
             self._on_event("checkpoint_prune_failed", step=step, reason=f"{type(error).__name__}: {error}")
         seconds = time.perf_counter() - start
@@ -90,9 +92,11 @@ class Saver:
             self._thread = None
 
     def close(self) -> None:
-        """Wait, and give the staging memory back."""
+        """Wait, and give back the staging memory and the files kept for another save."""
         self.wait()
         self._staging = Staging()
+        if storage.is_local(self.uri):
+            drop_spare(storage.local_path(self.uri))
 
 
 def _ignore(kind: str, **fields: Any) -> None:

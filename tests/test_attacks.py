@@ -140,5 +140,5 @@ def test_entries_of_a_manifest_that_are_no_entries(run: Path, entry: Any) -> Non
     checkpoint = next((run / "checkpoints").glob("step-*"))
     manifest = json.loads((checkpoint / "manifest.json").read_bytes())
     (checkpoint / "manifest.json").write_bytes(render({**manifest, "files": {**manifest["files"], "state.json": entry}}))
-    with pytest.raises(CheckpointError, match=r"has an entry without size or sha256: 'state\.json'"):
+    with pytest.raises(CheckpointError, match=r"has an entry without size or hash: 'state\.json'"):
         read_manifest(str(checkpoint))

@@ -256,7 +256,7 @@ def test_verify_says_everything_in_words(tmp_path: Path) -> None:
         "model.safetensors is missing",
         "ema.safetensors is truncated: 10 bytes instead of",
         "optimizer.pt is too long",
-        "state.json has other content than was written (sha256 differs)",
+        "state.json has other content than was written (xxh3_128 differs)",
         "rank-00001.pt is a stray file",
     ):
         assert any(words in problem for problem in said), (words, said)
@@ -285,7 +285,7 @@ def rewrite_manifest(uri: str, **changes: Any) -> None:
         ({"files": [], "metrics": None}, "lacks files, metrics"),
         ({"files": {"../../x": {"size": 1, "sha256": ""}}}, r"names a file outside the checkpoint: '\.\./\.\./x'"),
         ({"files": {"x": {"size": 1, "sha256": "", "at": "../x"}}}, "names a file outside the checkpoint: 'x'"),
-        ({"files": {"x": {"size": 1}}}, "has an entry without size or sha256: 'x'"),
+        ({"files": {"x": {"size": 1}}}, "has an entry without size or hash: 'x'"),
     ],
 )
 def test_a_manifest_that_is_not_ours_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:

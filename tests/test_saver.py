@@ -138,14 +138,16 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         raise error
 
     if name == "model.safetensors":
-        monkeypatch.setattr(commit_module, "save_file", refuse)
+        monkeypatch.setattr(commit_module, "write_tensors", refuse)
     elif name == "optimizer.pt":
         monkeypatch.setattr(commit_module.torch, "save", refuse)
     elif name == "rename":
         monkeypatch.setattr(commit_module, "_appear", refuse)
     else:
-        real = commit_module._write
-        monkeypatch.setattr(commit_module, "_write", lambda path, data: refuse() if path.name == name else real(path, data))
+        real = commit_module.write_bytes
+        monkeypatch.setattr(
+            commit_module, "write_bytes", lambda path, data: refuse() if path.name == name else real(path, data)
+        )
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -32,7 +32,7 @@ def _data_rows(found: dict[str, Any]) -> list[Row]:
 
 
 def _checkpoint_arguments(rounds: int | None, quick: bool) -> list[str]:
-    return ["--turns", str(rounds or (2 if quick else 5)), "--steps", "40" if quick else "60"]
+    return ["--turns", str(rounds or (2 if quick else 5)), "--steps", "80" if quick else "120"]
 
 
 def _checkpoint_rows(found: dict[str, Any]) -> list[Row]:
