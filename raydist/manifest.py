@@ -19,7 +19,7 @@ NAME = "manifest.json"
 FILES = ("model.safetensors", "optimizer.pt", "state.json")
 """Files that every checkpoint has; `ema.safetensors` comes with an EMA, and other ranks may add theirs."""
 
-_HASHES = {"xxh3_128": xxhash.xxh3_128, "sha256": hashlib.sha256}
+_HASHES: dict[str, Any] = {"xxh3_128": xxhash.xxh3_128, "sha256": hashlib.sha256}
 _FOLDER = re.compile(r"step-(\d{8,})")
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?")
 
@@ -120,8 +120,8 @@ def problems_with(uri: str, manifest: Mapping[str, Any], *, hashes: bool = True)
         elif there[at] != entry["size"]:
             kind = "truncated" if there[at] < entry["size"] else "too long"
             problems.append(f"{name} is {kind}: {there[at]} bytes instead of {entry['size']}")
-        elif hashes and (kind := _hash_of(entry)) and digest(storage.join(uri, at), kind) != entry[kind]:
-            problems.append(f"{name} has other content than was written ({kind} differs)")
+        elif hashes and (how := _hash_of(entry)) and digest(storage.join(uri, at), how) != entry[how]:
+            problems.append(f"{name} has other content than was written ({how} differs)")
     return problems
 
 
@@ -146,4 +146,4 @@ def digest(uri: str, kind: str) -> str:
     total = _HASHES[kind]()
     for chunk in storage.read_chunks(uri):
         total.update(chunk)
-    return total.hexdigest()
+    return str(total.hexdigest())

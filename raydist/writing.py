@@ -102,7 +102,7 @@ def write_tensors(path: Path, named: Mapping[str, torch.Tensor], spare: Path | N
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())
+    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 @lru_cache
