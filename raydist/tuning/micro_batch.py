@@ -104,6 +104,11 @@ def _check(config: JobConfig, world: World, steps: int, largest: int | None) -> 
             "strategy: tune batch times one worker with the whole model, and a pipeline's micro-batches pass through several; "
             "compare runs with batch.micro_size=… (`raydist sweep`)"
         )
+    if config.strategy.name == "fsdp":
+        raise ConfigError(
+            "strategy: tune batch times one worker, and one worker of fsdp holds the whole model; `raydist plan` works out its "
+            "memory, and `raydist sweep` compares runs with batch.micro_size=…"
+        )
     if world.world_size > 1:
         raise ConfigError("tune batch times one worker: start it without torchrun")
     if steps < _WARM_UP + 2:

@@ -44,7 +44,7 @@ def short_job(config: JobConfig, steps: int, changes: Mapping[str, Mapping[str, 
     """The job for `steps` steps, each of them logged, and nothing that a run has beside training. `changes` go into sections.
 
     Schedule, evaluation, early stop, EMA, checkpoints, loggers and profile are left out. A step that is not finite is skipped,
-    so that whoever takes the results decides. A pipeline trains as one whole model: by the batch law its losses are the same.
+    so that whoever takes the results decides. A pipeline or a sharded model trains as one whole: by the batch law its losses are the same.
     """
     settings = {key: value for key, value in to_plain(config).items() if key not in _LEFT_OUT}
     settings["data"] = {key: value for key, value in settings["data"].items() if key != "eval"}
@@ -52,7 +52,7 @@ def short_job(config: JobConfig, steps: int, changes: Mapping[str, Mapping[str, 
     settings["train"] = {**train, "max_steps": steps, "eval_every": None, "log_every": {"steps": 1}}
     settings["checkpoint"] = {"every": None}
     settings["failure"] = {"bad_step": "skip", "max_bad_steps": steps}
-    if config.strategy.name == "pipeline":
+    if config.strategy.name in ("pipeline", "fsdp"):
         settings["strategy"] = "ddp"
     for section, values in changes.items():
         settings[section] = {**settings.get(section, {}), **values}

@@ -81,6 +81,7 @@ def test_the_command_prints_a_row_a_size_and_the_line(tmp_path: Path, capsys: py
         (["--steps", "4"], "--steps 4 are too few: the first 3 are not timed, so at least 5"),
         (["--max", "0"], "--max 0 is no size: at least 1 row"),
         (["strategy={name: pipeline, stages: 2}", "scaling={}"], "tune batch times one worker with the whole model"),
+        (["strategy=fsdp"], "one worker of fsdp holds the whole model"),
     ],
 )
 def test_a_wrong_command_is_exit_code_2(
