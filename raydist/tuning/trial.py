@@ -44,7 +44,7 @@ def short_job(config: JobConfig, steps: int, changes: Mapping[str, Mapping[str, 
     """The job for `steps` steps, each of them logged, and nothing that a run has beside training. `changes` go into sections.
 
     Schedule, evaluation, early stop, EMA, checkpoints, loggers and profile are left out. A step that is not finite is skipped,
-    so that whoever takes the results decides. A pipeline or a sharded model trains as one whole: by the batch law its losses are the same.
+    so that whoever takes the results decides. A pipeline or shards train as one whole model, with the same losses.
     """
     settings = {key: value for key, value in to_plain(config).items() if key not in _LEFT_OUT}
     settings["data"] = {key: value for key, value in settings["data"].items() if key != "eval"}
