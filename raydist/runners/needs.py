@@ -12,6 +12,7 @@ from typing import Any
 
 from raydist.config import JobConfig, diff_settings, load_config, parse_config, to_plain
 from raydist.config_file import read_job_file
+from raydist.environment import MASK, is_secret, masked
 from raydist.errors import ConfigError
 from raydist.runners.packing import Need
 
@@ -47,6 +48,7 @@ def demands(root: Path, arguments: Sequence[str]) -> Demands:
     for argument in own_arguments(arguments):
         if argument == "--address" or argument.startswith("--address="):
             raise ConfigError(f"submit: the job runs on the cluster that it is sent to; put --address before {arguments[0]}")
+    _no_secrets(own_arguments(arguments))
     if arguments[0] == "run":
         return _of_script(root, arguments)
     named = [name for name in arguments[1:] if not name.startswith("-") and os.path.exists(root / name)]
@@ -81,6 +83,18 @@ def demands(root: Path, arguments: Sequence[str]) -> Demands:
     return Demands(needs, _expected(config, relative), config)
 
 
+def _no_secrets(arguments: Sequence[str]) -> None:
+    """ConfigError for a literal secret in the command, which everybody who sees the cluster's jobs can read."""
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        found = _VARIABLE.fullmatch(f"--env={argument}" if before == "--env" else argument)
+        if found and is_secret(found[1]) and masked({found[1]: found[2]})[found[1]] == MASK:
+            raise ConfigError(
+                f"submit: {found[1]} would stand in the job's command, which the dashboard and `raydist jobs` show to all; "
+                f"set it on the cluster's head node instead, and give {found[1]}='${{{found[1]}}}'"
+            )
+
+
+_VARIABLE = re.compile(r"(?:env\.|--env=)([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _WITH_VALUE = {
     *("-w", "--workers", "--address", "--max-restarts", "--tee", "--log-dir", "--env"),
     *("--cpus-per-worker", "--gpus-per-worker", "--grace"),

@@ -23,6 +23,8 @@ OUT, ERR = 1, 2
 _HELD_BYTES = 2**22
 """Output that waits for the driver; a script that prints faster than it is fetched waits, as with any pipe."""
 _TAKE_BYTES = 2**16
+_GATHER_S = 0.05
+"""How long a piece of output waits for more, so that a script that prints much costs few messages."""
 _OF_RAY = ("RAY_", "RAYLET_")
 _SET_BY_RAY = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SPT_NOENV")
 """The actor's CPUs, its own GPUs, and how it was named."""
@@ -77,7 +79,7 @@ class Rank:
         self._port: socket.socket | None = None
 
     def _reset(self) -> None:
-        self._output: list[tuple[int, bytes]] = []
+        self._output: list[tuple[int, bytearray]] = []
         self._held = 0
         self._end: End | None = None
         self._control: int | None = None
@@ -150,7 +152,9 @@ class Rank:
     def _hold(self, stream: int, data: bytes) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._held < _HELD_BYTES)
-            self._output.append((stream, data))
+            if not self._output or self._output[-1][0] != stream:
+                self._output.append((stream, bytearray()))
+            self._output[-1][1].extend(data)
             self._held += len(data)
             self._changed.notify_all()
 
@@ -158,9 +162,10 @@ class Rank:
         """What is new, as soon as there is something, or after `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._output or self._end, seconds)
+            self._changed.wait_for(lambda: self._end or self._held >= _HELD_BYTES, _GATHER_S)
             output, self._output, self._held = self._output, [], 0
             self._changed.notify_all()
-            return News(output, self._end)
+            return News([(stream, bytes(data)) for stream, data in output], self._end)
 
     def signal(self, number: int) -> None:
         """Send a signal to the script and its process group."""

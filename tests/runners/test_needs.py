@@ -87,12 +87,21 @@ def test_what_lies_outside_the_working_directory_is_refused(tmp_path: Path) -> N
         (["run", "../job.yaml"], "there is no file ../job.yaml in /"),
         (["run", __file__], "only that folder's files are sent"),
         (["run", "--address", "x:1", "job.yaml"], "put --address before run"),
+        (["train", "job.yaml", "env.WANDB_API_KEY=abc"], r"WANDB_API_KEY would stand in the job's command, .* show to all"),
+        (["run", "--env", "HF_TOKEN=abc", "job.yaml"], "give HF_TOKEN='.{HF_TOKEN}'"),
+        (["run", "--env=HF_TOKEN=abc", "job.yaml"], "HF_TOKEN would stand"),
     ],
 )
 def test_a_command_that_could_not_run_there_is_refused_here(tmp_path: Path, arguments: list[str], words: str) -> None:
     write_job(tmp_path)
     with pytest.raises(ConfigError, match=words):
         demands(tmp_path, arguments)
+
+
+def test_a_reference_to_a_secret_may_be_sent(tmp_path: Path) -> None:
+    (tmp_path / "script.py").touch()
+    for before in (["--env", "HF_TOKEN=${HF_TOKEN}"], ["--env", "NCCL_DEBUG=INFO"]):
+        assert demands(tmp_path, ["run", *before, "script.py", "env.MY_TOKEN=x"]).needs  # what follows is the script's own
 
 
 def test_other_commands_need_the_files_they_name(tmp_path: Path) -> None:
