@@ -15,7 +15,7 @@ PYTHON ?=
 JOB ?= jobs/digits.yaml
 ARGS ?=
 
-.PHONY: help install train test nightly test-fast browser chaos bench lint types clean
+.PHONY: help install train test nightly gallery test-fast browser chaos bench docs lint types clean
 
 help: ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ test: $(STAMP) ## run all tests but those marked nightly: two at a time, then on
 nightly: $(STAMP) browser ## run the tests that are too long for every change
 	$(BIN)/python -m pytest -m nightly $(ARGS)
 
+gallery: $(STAMP) ## train the jobs of jobs/README.md, the slow ones too, and check their figures
+	$(BIN)/python -m pytest tests/jobs/test_gallery.py $(ARGS)
+
 test-fast: $(STAMP) ## run the tests that start no Ray and take no time
 	$(BIN)/python -m pytest -m "not (cluster or slow or gpu or nightly)" $(ARGS)
 
@@ -61,6 +64,9 @@ chaos: $(STAMP) ## break a small run in every way we know, kill it at random, an
 bench: $(STAMP) ## measure raydist beside torchrun, Ray Train and others: make bench ARGS="step --quick"
 	$(BIN)/raydist bench $(ARGS)
 
+docs: $(STAMP) ## build the pages of docs/ into site/ with mkdocs; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
 lint: $(STAMP) ## check style and formatting with ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -69,5 +75,5 @@ types: $(STAMP) ## check types with mypy
 	$(BIN)/mypy
 
 clean: ## remove .venv, caches and the digits data; runs stay
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis jobs/data/digits
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis jobs/data/digits
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
