@@ -73,7 +73,7 @@ def told(page: str) -> Iterator[str]:
         lines = re.sub(r"\\\n", " ", block).splitlines()
         typed = [line[2:] for line in lines if line.startswith("$ ")] or lines
         yield from (
-            line.strip() for line in typed if re.match(r"(raydist [^:]|make |python -m raydist|torchrun )", line.strip())
+            line.strip() for line in typed if re.match(r"(raydist (?!\w*:)|make |python -m raydist|torchrun )", line.strip())
         )
 
 
@@ -114,7 +114,7 @@ def job_refusal(job: Path, overrides: list[str]) -> str | None:
 
 def wrong(line: str) -> str | None:
     """What is wrong with a command line of the docs. `[--option]` is one that may be left out, `…` stands for any more."""
-    words = shlex.split(re.sub(r"\[(--[^\]]*)\]", r"\1", re.sub(r"\s#.*|…", "", line)))
+    words = shlex.split(re.sub(r"\[(--[^\]]*)\]", r"\1", re.sub(r"\s#.*|\s>.*|…", "", line)))
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         lost = [word for word in words[1:] if "=" not in word and word not in targets]
