@@ -121,10 +121,10 @@ def _before_next_write(happen: Callable[[], None]) -> None:
     module: Any = commit
     write_files = module.write_files
 
-    def once(folder: Path, packed: Any) -> Any:
+    def once(*arguments: Any) -> Any:
         module.write_files = write_files
         happen()
-        return write_files(folder, packed)
+        return write_files(*arguments)
 
     module.write_files = once
 

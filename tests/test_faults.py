@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from raydist import commit
+from raydist.errors import CheckpointError
 from raydist.faults import Fault, Faults, corrupt_newest, parse, poisoned
+from raydist.state import TrainState, pack
 
 
 def faults(tmp_path: Path, rank: int = 1, **fault: Any) -> Faults:
@@ -89,15 +91,15 @@ def test_nan_goes_into_the_data_and_spoils_one_row(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def writes(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """Calls commit's writer, as the next checkpoint would."""
-    monkeypatch.setattr(commit, "write_files", lambda folder, packed: "written")
-    return lambda: commit.write_files(Path("nowhere"), {})  # type: ignore[arg-type]
+def writes(tmp_path: Path) -> Callable[[], Any]:
+    """Commits a small checkpoint."""
+    packed = pack(TrainState(model={"w": torch.ones(2)}))
+    return lambda: "written" if commit.commit(str(tmp_path / "store"), packed, 1, {})["files"] else None
 
 
 def test_a_full_disk_meets_the_next_write_only(tmp_path: Path, writes: Callable[[], Any]) -> None:
     faults(tmp_path, kind="disk_full")("step", 3)
-    with pytest.raises(OSError, match="No space left on device"):
+    with pytest.raises(CheckpointError, match="No space left on device"):
         writes()
     assert writes() == "written"
 
