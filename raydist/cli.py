@@ -84,8 +84,15 @@ def train(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    markdown: Annotated[bool, typer.Option("--markdown", help="The keys as a Markdown page instead.")] = False,
+) -> None:
     """Print the JSON Schema of a job file, for editors."""
+    if markdown:
+        from raydist.config_reference import markdown as page
+
+        print(page(), end="")
+        return
     from raydist.config import json_schema
 
     print(json.dumps(json_schema(), indent=2))

@@ -19,6 +19,7 @@ from raydist.config_checks import check_sections
 from raydist.config_data import DataConfig, DatasetConfig, FitConfig, Images, Loader, Shuffle, TaskConfig
 from raydist.config_errors import Problem, at, dotted, explain
 from raydist.config_file import Places, apply_overrides, dump_yaml, plain, read_job_file
+from raydist.config_help import help_of
 from raydist.config_logging import LoggerSetting, ProfileConfig
 from raydist.config_parts import (
     BatchConfig,
@@ -200,7 +201,12 @@ def _found_together(data: dict[str, Any], problems: list[Problem], context: dict
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema of a job file, for editors."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobConfig.model_json_schema(by_alias=True)}
+    schema = JobConfig.model_json_schema(by_alias=True)
+    for section in (schema, *schema["$defs"].values()):
+        for key, value in section.get("properties", {}).items():
+            if text := help_of(section["title"], key):
+                value["description"] = text
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def to_plain(config: BaseModel) -> dict[str, Any]:

@@ -125,7 +125,9 @@ def _least(extra: tuple[Any, ...]) -> str:
 def own_names(annotation: Any) -> tuple[str, ...]:
     """The names that choose a model, where its `name` alone may stand for it: a strategy's, a precision's."""
     bare, _ = unwrapped(annotation)
-    return get_args(bare.model_fields["name"].annotation) if is_section(bare) and bare.name_alone else ()
+    if not is_section(bare) or not bare.name_alone:
+        return ()
+    return get_args(not_null(bare.model_fields["name"].annotation, ())[0])
 
 
 def _functions(extra: Iterable[Any]) -> list[Any]:

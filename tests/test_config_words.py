@@ -427,6 +427,12 @@ def test_words_for_keys_that_do_not_go_together(overrides: list[str], lines: lis
     assert refused(*overrides) == lines
 
 
+def test_a_search_of_the_wrong_type_is_told_the_names() -> None:
+    assert refused("sweep={space: {seed: {grid: [1]}}, search: 5}") == [
+        "sweep.search = 5: allowed: random, grid, optuna, or a map with name and its options"
+    ]
+
+
 def test_what_goes_together_is_taken() -> None:
     custom = "task={target: m:T, args: {a: 1}}"
     assert parse(custom, "checkpoint.best={metric: eval_anything}", "train.early_stop={metric: my_metric}")

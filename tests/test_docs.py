@@ -20,8 +20,10 @@ import yaml
 import raydist
 from raydist.__main__ import with_command
 from raydist.cli import app
-from raydist.config import JobConfig, load_config, parse_config
+from raydist.config import JobConfig, json_schema, load_config, parse_config
 from raydist.config_file import read_job_file
+from raydist.config_help import HELP
+from raydist.config_reference import markdown
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "jobs").glob("*.md")])
@@ -177,6 +179,25 @@ def test_python_is_python_and_its_names_of_raydist_exist(page: str) -> None:
     for block in blocks(page, "python"):
         ast.parse(block)
         assert [name for name in re.findall(r"\braydist\.([a-zA-Z_]\w*)\(", block) if name not in raydist.__all__] == []
+
+
+def test_the_reference_of_the_job_file_is_in_step() -> None:
+    page = (ROOT / "docs/job-file.md").read_text()
+    assert page == markdown(), "make it anew: raydist schema --markdown > docs/job-file.md"
+    for row in (
+        r"\| `global_size` \|  \| an integer >= 1 \|",
+        r"\| `async` \| `true` \|",
+        r"\| `schedule` \| `\"1f1b\"` \| gpipe",
+    ):
+        assert re.search(row, page), row
+
+
+def test_every_line_of_help_is_of_a_key_and_reaches_the_schema() -> None:
+    schema = json_schema()
+    sections = {"JobConfig": schema, **schema["$defs"]}
+    for section, lines in HELP.items():
+        for key, text in lines.items():
+            assert sections[section]["properties"][key]["description"] == text
 
 
 # -- the site --------------------------------------------------------------------------------------------------------
