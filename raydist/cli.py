@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Train a PyTorch model from one job file: in one process, under torchrun, or on a Ray cluster.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -16,9 +16,9 @@ from raydist.config_words import allowed, is_section, keys_of, members, show, un
 
 _HEAD = """# The job file
 
-Made by `raydist schema --markdown` from the classes that check a job file; change those, not this page. A key without a default must be
-written; a section whose keys all have defaults may be left out. Where a strategy, a precision, a logger or a scheduler has a `name`, the
-name alone may stand for it. Relative paths start at the job file's folder.
+Made by `raydist schema --markdown` from the classes that check a job file; change those, not this page. A key without a
+default must be written; a section whose keys all have defaults may be left out. Where a strategy, a precision, a logger or
+a scheduler has a `name`, the name alone may stand for it. Relative paths start at the job file's folder.
 """
 
 
