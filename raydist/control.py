@@ -28,6 +28,9 @@ class StepResult:
     step: int
     metrics: dict[str, Any]
     state: Callable[[], TrainState]
+    """Gathers all that a checkpoint holds; every rank must call it, or none."""
+    totals: Callable[[], dict[str, Any]]
+    """step, applied, skipped, rows_seen, epoch and best of now; nothing is sent."""
     log: bool = False
     evaluated: bool = False
     checkpoint: bool = False

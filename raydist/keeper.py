@@ -240,7 +240,7 @@ class Keeper:
 
     def finish(self) -> dict[str, Any]:
         assert self.last is not None
-        state = self.last.state()
+        totals = self.last.totals()
         told = self.control.closing() if self.control.closing is not None else {}
         if self.world.is_main and "trace" in told:
             storage.write_bytes(join(self.run.root, "pipeline-trace.json"), json.dumps(told["trace"]).encode())
@@ -250,13 +250,13 @@ class Keeper:
             "name": self.config.name,
             "status": status,
             "reason": reason,
-            "steps": state.counters["step"],
-            "applied": state.counters["applied"],
-            "skipped": state.counters["skipped"],
-            "rows_seen": state.counters["rows_seen"],
-            "epochs": state.position["epoch"],
+            "steps": totals["step"],
+            "applied": totals["applied"],
+            "skipped": totals["skipped"],
+            "rows_seen": totals["rows_seen"],
+            "epochs": totals["epoch"],
             "metrics": {**self.trained, **self.evaluated},
-            "best": state.best,
+            "best": totals["best"],
             "workers": self.world.world_size,
             "restarts": self.attempt.restarts,
             "lost_steps": self._lost() if self.world.is_main else 0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -345,6 +345,7 @@ class _Loop:
             step=line["step"],
             metrics=line,
             state=lambda: self.trainer.state(position, self.data_state),
+            totals=lambda: {**asdict(self.trainer.counters), "epoch": position.epoch, "best": self.trainer.best},
             log=log,
             evaluated=evaluated,
             checkpoint=checkpoint,

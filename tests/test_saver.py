@@ -18,7 +18,10 @@ from raydist import commit as commit_module
 from raydist import saver as saver_module
 from raydist.checkpoint import TrainState, list_checkpoints, load, load_latest
 from raydist.errors import CheckpointError
+from raydist.rundir import RunDir
 from raydist.saver import Saver, Staging
+from raydist.trainer import Trainer
+from tests.runs import local_run
 
 
 @dataclass(frozen=True)
@@ -247,3 +250,21 @@ def test_cuda_states_are_staged_in_pinned_memory(tmp_path: Path) -> None:
     for found in list_checkpoints(str(tmp_path)):
         loaded, _ = load(found.uri)
         assert torch.equal(loaded.model["tied"], torch.full((1 << 22,), float(found.step)))
+
+
+def test_the_whole_state_is_gathered_for_saves_alone_not_for_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[int] = []
+    state = Trainer.state
+
+    def counted(trainer: Trainer, *args: Any) -> TrainState:
+        gathered.append(trainer.counters.step)
+        return state(trainer, *args)
+
+    monkeypatch.setattr(Trainer, "state", counted)
+    run = local_run(tmp_path, xs=[1.0] * 5, global_size=1, checkpoint={"every": {"steps": 2}, "async": False})
+    assert gathered == [2, 4, 5]
+    summary = RunDir(str(run)).read_summary()
+    assert summary is not None
+    assert [summary[key] for key in ("steps", "applied", "skipped", "rows_seen", "epochs")] == [5, 5, 0, 5, 1]
