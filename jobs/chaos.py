@@ -37,9 +37,12 @@ def main() -> int:
         print("\n".join(case.name for case in cases))
         return 0
     if asked.random is not None:
-        cases = [*(cases if asked.names else []), random_kills(asked.random, asked.seed)]
+        kills = [random_kills(asked.random, asked.seed)] if asked.random else []
+        cases = [*(cases if asked.names or not kills else []), *kills]
     elif not asked.names:
         cases.append(random_kills(20, asked.seed))
+    if not cases:
+        parser.error(f"no fault is called like {', '.join(asked.names)}; --list prints the names")
     with tempfile.TemporaryDirectory(prefix="raydist-chaos-") as folder:
         reports, left = run_all(cases, Path(folder))
     print(table(reports))
