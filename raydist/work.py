@@ -126,12 +126,21 @@ def _heart(config: JobConfig, world: World, attempt: Attempt, control: Control, 
 def failed(start: Start, config: JobConfig, error: BaseException, restarts: int) -> dict[str, Any]:
     """Write and return the summary of a run that did not end well."""
     run = RunDir(start.root)
+    summary = summary_so_far(run, config, "failed", str(error), restarts, time.time() - start.began)
+    run.append_event("failed", reason=str(error))
+    run.write_summary(summary)
+    run.flush()
+    return summary
+
+
+def summary_so_far(run: RunDir, config: JobConfig, status: str, reason: str, restarts: int, seconds: float) -> dict[str, Any]:
+    """The summary of a run that cannot write it itself, from its last line of metrics."""
     lines = run.read_metrics()
     last = lines[-1] if lines else {}
-    summary = {
+    return {
         "name": config.name,
-        "status": "failed",
-        "reason": str(error),
+        "status": status,
+        "reason": reason,
         "steps": last.get("step", 0),
         "applied": last.get("step", 0) - last.get("skipped", 0),
         "skipped": last.get("skipped", 0),
@@ -139,13 +148,9 @@ def failed(start: Start, config: JobConfig, error: BaseException, restarts: int)
         "metrics": {k: v for k, v in last.items() if k == "train_loss" or (k.startswith("eval_") and k != "eval_s")},
         "workers": config.scaling.workers,
         "restarts": restarts,
-        "seconds": time.time() - start.began,
-        "run": start.root,
+        "seconds": seconds,
+        "run": run.root,
     }
-    run.append_event("failed", reason=str(error))
-    run.write_summary(summary)
-    run.flush()
-    return summary
 
 
 @contextmanager

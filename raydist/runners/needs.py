@@ -18,6 +18,8 @@ from raydist.runners.packing import Need
 
 COMMANDS = ("train", "sweep", "run", "doctor", "plan")
 """raydist's commands that make sense on the cluster."""
+_OF_A_JOB = ("train", "sweep")
+"""Those that train what a job file says: they need the files that it names."""
 
 _ELSEWHERE = "/" + "/".join(["elsewhere"] * 40)
 """No path of the job file stays the same when it is read as if the file were there, but for absolute ones."""
@@ -53,19 +55,19 @@ def demands(root: Path, arguments: Sequence[str]) -> Demands:
         return _of_script(root, arguments)
     named = [name for name in arguments[1:] if not name.startswith("-") and os.path.exists(root / name)]
     needs = [_need(root, name, [str(root / name)]) for name in named]
-    if arguments[0] != "train":
+    if arguments[0] not in _OF_A_JOB:
         return Demands(needs)
     job = next((name for name in arguments[1:] if name.lower().endswith((".yaml", ".yml")) and "=" not in name), None)
     if job is None:
-        raise ConfigError("submit train: no job file (.yaml) is given")
+        raise ConfigError(f"submit {arguments[0]}: no job file (.yaml) is given")
     overrides = [a for a in arguments[1:] if not a.startswith("-") and "=" in a]
     if os.path.isabs(os.path.expanduser(job)):
         raise ConfigError(
-            f"submit train: {job} will not be at that place on the cluster; name it from the working directory {root}"
+            f"submit {arguments[0]}: {job} will not be at that place on the cluster; name it from the working directory {root}"
         )
     if _outside(root, str(root / job)):
         raise ConfigError(
-            f"submit train: {job} lies outside the working directory {root}; run submit in a folder that holds it"
+            f"submit {arguments[0]}: {job} lies outside the working directory {root}; run submit in a folder that holds it"
         )
     config = load_config(root / job, overrides)
     data, _ = read_job_file(root / job)

@@ -52,6 +52,8 @@ class Journal:
         self.records = self._lines.records() if storage.exists(storage.join(root, "sweep.jsonl")) else []
         self.elapsed = max((float(record.get("elapsed", 0.0)) for record in self.records), default=0.0)
         """Seconds of earlier invocations."""
+        self.hours = max((float(record.get("hours", 0.0)) for record in self.records), default=0.0)
+        """Worker-hours used so far, over all invocations."""
         self._began = time.monotonic()
         self._written = 0.0
         for record in self.records:
@@ -65,7 +67,7 @@ class Journal:
         return self.elapsed + time.monotonic() - self._began
 
     def _note(self, kind: str, number: int, **fields: Any) -> None:
-        record = {"kind": kind, "trial": number, "elapsed": round(self.seconds(), 3), **fields}
+        record = {"kind": kind, "trial": number, "elapsed": round(self.seconds(), 3), "hours": round(self.hours, 6), **fields}
         self._lines.append(record)
         self._apply(record)
 
@@ -108,9 +110,10 @@ class Journal:
         return [row for row in self.rows.values() if row.status not in ENDED]
 
     def best(self) -> Row | None:
-        """The best finished trial, or stopped one where none finished; None where no trial has a finite metric."""
-        scored = [row for row in self.rows.values() if row.status in ENDED and row.value(self.metric) is not None]
-        found = [row for row in scored if row.status == "finished"] or scored
+        """The best finished trial, else the best stopped one, else one that has not ended; None where no metric is finite."""
+        scored = [row for row in self.rows.values() if row.value(self.metric) is not None]
+        finished = [row for row in scored if row.status == "finished"]
+        found = finished or [row for row in scored if row.status in ENDED] or scored
         sign = -1.0 if self.mode == "max" else 1.0
         return min(found, key=lambda row: sign * float(row.value(self.metric) or 0.0), default=None)
 

@@ -27,7 +27,7 @@ from raydist.sweep.journal import Journal, Row
 from raydist.sweep.space import Plan, check, job_of
 from raydist.sweep.trials import TABLE
 
-_MAY_CHANGE = ("sweep.samples", "sweep.budget.", "sweep.concurrency", "sweep.slots", "scaling.", "storage", "loggers", "env")
+_MAY_CHANGE = ("sweep.samples", "sweep.budget", "sweep.concurrency", "sweep.slots", "scaling.", "storage", "loggers", "env")
 """What may differ when a sweep goes on: it decides how many trials there are and where they run, not what they are."""
 
 
@@ -40,8 +40,6 @@ class Sweep:
     journal: Journal
     screen: Screen
     stopped: str | None = None
-    hours: float = 0.0
-    """Worker-hours used so far."""
     workers: int = 1
     began: float = field(default_factory=time.monotonic)
 
@@ -61,7 +59,7 @@ class Sweep:
         """Whether the budget is used up, or somebody asked to stop."""
         budget = self.plan.sweep.budget
         late = budget.time is not None and self.journal.seconds() >= budget.time
-        dear = budget.worker_hours is not None and self.hours >= budget.worker_hours
+        dear = budget.worker_hours is not None and self.journal.hours >= budget.worker_hours
         return self.stopped is not None or late or dear
 
     def ask(self, reason: str) -> None:
@@ -229,6 +227,11 @@ def _tell(sweep: Sweep) -> None:
     done = journal.count("finished", "stopped", "failed")
     if sweep.stopped is not None and done < plan.trials:
         raise Interrupted(f"stopped by {sweep.stopped} with {done} of {plan.trials} trials done; --resume goes on from there")
+    if done < plan.trials and sweep.spent():
+        words = f"the budget is used up with {done} of {plan.trials} trials done"
+        if journal.best() is None and journal.count("failed") < len(journal.rows):
+            raise TrainError(f"{words} and none evaluated; --resume with a larger sweep.budget goes on from there")
+        sweep.screen.say(f"{words}; --resume with a larger sweep.budget goes on from there")
     if journal.best() is None and journal.rows:
         failed = next((row for row in journal.rows.values() if row.error), None)
         words = f"; trial {failed.number:05d}: {failed.error}" if failed else ""

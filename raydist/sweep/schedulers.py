@@ -18,8 +18,7 @@ from raydist.config_sweep import Options, Range, Tree
 from raydist.errors import ConfigError
 from raydist.sweep.journal import Journal
 from raydist.sweep.search import tune_space
-from raydist.sweep.slot import name_of
-from raydist.sweep.space import Plan
+from raydist.sweep.space import Plan, name_of
 
 _RUNNING = ("optimizer.", "clip_grad_norm")
 _FIXED = ("optimizer.name", "optimizer.target", "optimizer.args", "optimizer.fused")
@@ -39,11 +38,24 @@ class Median(MedianStoppingRule):
         return str(TrialScheduler.CONTINUE)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """As Ray Tune's."""
-        return str(super().on_trial_result(tune_controller, Past(trial.trial_id), result))  # type: ignore[arg-type]
+        """As Ray Tune's. A trial that went back to its checkpoint is judged again only where it has not been yet."""
+        past: Any = Past(trial.trial_id)
+        if past in self._stopped_trials:
+            return str(TrialScheduler.STOP)
+        if self._told(past, result):
+            return str(TrialScheduler.CONTINUE)
+        return str(super().on_trial_result(tune_controller, past, result))
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """The last result has been seen; counting it twice would move the mean."""
+        """Keep the last result, which is not judged; one that was would move the mean if it counted twice."""
+        past: Any = Past(trial.trial_id)
+        if self._metric in result and not self._told(past, result):
+            self._results[past].append(result)
+
+    def _told(self, past: Any, result: dict[str, Any]) -> bool:
+        """Whether the trial has been there before."""
+        seen = self._results.get(past)
+        return seen is not None and bool(result[self._time_attr] <= seen[-1][self._time_attr])
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         """Nothing to forget."""
@@ -105,7 +117,10 @@ def _replay(scheduler: TrialScheduler, journal: Journal, metric: str) -> None:
         row = dict(record["row"])
         row[metric] = math.nan if row.get(metric) is None else row[metric]
         past: Any = Past(name_of(number))
-        if number in known:
+        if number in known or row.get("ended"):
             scheduler.on_trial_add(nobody, past)
             known.discard(number)
-        scheduler.on_trial_result(nobody, past, row)
+        if row.get("ended"):
+            scheduler.on_trial_complete(nobody, past, row)
+        else:
+            scheduler.on_trial_result(nobody, past, row)

@@ -14,8 +14,7 @@ from ray.tune.search.searcher import Searcher
 from raydist.config_sweep import Options, Range, Tree
 from raydist.errors import ConfigError
 from raydist.sweep.journal import Journal
-from raydist.sweep.slot import name_of
-from raydist.sweep.space import Plan, Settings, draw, on_grid
+from raydist.sweep.space import Plan, Settings, draw, name_of, on_grid
 from raydist.task import resolve
 
 

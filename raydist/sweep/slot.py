@@ -22,7 +22,7 @@ from raydist.rundir import RunDir
 from raydist.runners.failures import Failure, failure_of
 from raydist.runners.gang import seats
 from raydist.start import prepare, run_root
-from raydist.sweep.space import Settings, job_of
+from raydist.sweep.space import Settings, name_of, trial_job
 from raydist.sweep.worker import END, GO, SAVE, Ending, SweepWorker
 
 if TYPE_CHECKING:
@@ -60,13 +60,7 @@ class Shared:
 
     def job(self, number: int, settings: Settings) -> JobConfig:
         """The whole job of a trial."""
-        assert self.config.sweep is not None
-        return job_of(self.config, self.config.sweep, settings, name_of(number), storage.join(self.root, "trials"))
-
-
-def name_of(number: int) -> str:
-    """The name of a trial and of its folder."""
-    return f"{number:05d}"
+        return trial_job(self.config, self.root, number, settings)
 
 
 class Slot(Trainable):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from raydist import storage
 from raydist.config import JobConfig, parse_config, to_plain
 from raydist.config_sweep import Key, Options, Range, SweepConfig, Tree, read_space
 from raydist.config_words import is_section, keys_of, members, nearest, not_null
@@ -199,9 +200,9 @@ def put(data: Any, dotted: str, value: Any) -> None:
         data[last] = copy.deepcopy(value)
 
 
-def job_of(config: JobConfig, sweep: SweepConfig, settings: Settings, name: str, storage: str) -> JobConfig:
-    """The whole job of a trial, to be kept at `<storage>/<name>`. Raises ConfigError when the settings make none."""
-    job = {**to_plain(config), "env": dict(config.env), "name": name, "storage": storage}
+def job_of(config: JobConfig, sweep: SweepConfig, settings: Settings, name: str, place: str) -> JobConfig:
+    """The whole job of a trial, to be kept at `<place>/<name>`. Raises ConfigError when the settings make none."""
+    job = {**to_plain(config), "env": dict(config.env), "name": name, "storage": place}
     job.pop("sweep", None)
     job = copy.deepcopy(job)
     longest = sweep.scheduler.max
@@ -219,6 +220,17 @@ def job_of(config: JobConfig, sweep: SweepConfig, settings: Settings, name: str,
     except ConfigError as error:
         lines = str(error).splitlines()[1:]
         raise ConfigError(f"sweep.space: {words} is no valid job\n" + "\n".join(lines)) from None
+
+
+def name_of(number: int) -> str:
+    """The name of a trial and of its folder."""
+    return f"{number:05d}"
+
+
+def trial_job(config: JobConfig, root: str, number: int, settings: Settings) -> JobConfig:
+    """The job of trial `number` of the sweep at `root`. Raises ConfigError when the settings make none."""
+    assert config.sweep is not None
+    return job_of(config, config.sweep, settings, name_of(number), storage.join(root, "trials"))
 
 
 def check(config: JobConfig) -> Plan:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Callback
 from ray.tune.stopper import Stopper
 
+from raydist import storage
+from raydist.rundir import RunDir
+from raydist.start import run_root
+from raydist.sweep.space import trial_job
 from raydist.sweep.table import Board
+from raydist.work import summary_so_far
 
 if TYPE_CHECKING:
     from raydist.sweep.run import Sweep
@@ -53,7 +58,7 @@ class Watch(Callback):
         kept = {key: value for key, value in result.items() if key in _KEPT or (key.startswith("eval_") and key != "eval_s")}
         journal.report(number, kept)
         if result.get("failed"):
-            journal.end(number, "failed", result["failed"])
+            self._end(number, "failed", result["failed"])
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial is over: by itself, or since the scheduler stopped it; one that the sweep's end met goes on with --resume."""
@@ -64,20 +69,33 @@ class Watch(Callback):
         elif row.last.get("ended"):
             journal.end(number, "finished")
         elif not self.sweep.spent():
-            journal.end(number, "stopped")
+            self._end(number, "stopped")
         self.board.ended(row)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A trial's slot is gone."""
         journal, number = self.sweep.journal, int(trial.trial_id)
         lines = [line for line in str(trial.get_error() or "its slot ended without a word").splitlines() if line.strip()]
-        journal.end(number, "failed", lines[-1].strip() if lines else "its slot ended without a word")
+        self._end(number, "failed", lines[-1].strip() if lines else "its slot ended without a word")
         self.board.ended(journal.rows[number])
+
+    def _end(self, number: int, status: str, error: str = "") -> None:
+        """A trial is over and its run cannot say so itself: the journal does, and its summary where there is none of that."""
+        self.sweep.journal.end(number, status, error)
+        row = self.sweep.journal.rows[number]
+        job = trial_job(self.sweep.config, self.sweep.root, number, row.settings)
+        run = RunDir(run_root(job))
+        if not storage.exists(storage.join(run.root, "config.yaml")) or (run.read_summary() or {}).get("status") == status:
+            return
+        restarts = sum(event["kind"] == "failure" for event in run.read_events())
+        reason = error or f"stopped by the scheduler ({self.sweep.plan.sweep.scheduler.name})"
+        run.write_summary(summary_so_far(run, job, status, reason, restarts, float(row.last.get("seconds", 0.0))))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Now and then: what was used, tables, screen."""
         now = time.monotonic()
-        self.sweep.hours += sum(trial.status == "RUNNING" for trial in trials) * self.sweep.workers * (now - self._seen) / 3600
+        busy = sum(trial.status == "RUNNING" for trial in trials) * self.sweep.workers
+        self.sweep.journal.hours += busy * (now - self._seen) / 3600
         self._seen = now
         self.sweep.journal.write(self.sweep.best_job, every=_WRITE_S)
         self.board.update()

@@ -49,6 +49,7 @@ def test_data_paths_and_task_files_are_needed_from_the_job_files_folder(tmp_path
         "storage: /mnt/shared/runs is looked up on the cluster's nodes",
     ]
     assert found.config is not None and found.config.seed == 1
+    assert demands(tmp_path, ["sweep", "jobs/job.yaml", "seed=1", "-v"]) == found
 
 
 def test_results_must_not_go_into_the_package(tmp_path: Path) -> None:
