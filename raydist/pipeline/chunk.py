@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from raydist.pipeline.layers import Layer
 from raydist.pipeline.measure import as_tuple
 from raydist.precision import Precision
-from raydist.randomness import derive
+from raydist.randomness import derive, seed_torch
 
 if TYPE_CHECKING:
     from raydist.config_pipeline import PipelineStrategy
@@ -43,7 +43,7 @@ class Chunk(nn.Module):
         with self.precision.forward():
             for number, layer in enumerate(self.layers, self.first):
                 if self.training and self.seed is not None:
-                    torch.manual_seed(derive(*self.seed[:1], "layer", *self.seed[1:], micro, number))
+                    seed_torch(derive(*self.seed[:1], "layer", *self.seed[1:], micro, number))
                 if self.recompute and torch.is_grad_enabled():
                     args = as_tuple(checkpoint(layer.run, *args, use_reentrant=False))
                 else:
