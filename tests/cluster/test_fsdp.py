@@ -22,6 +22,7 @@ from tests.support import train_here
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.nightly,  # three starts of the workers
     pytest.mark.usefixtures("ray_cluster"),
     # Ray's own: copying a DataContext reads its deprecated fields
     pytest.mark.filterwarnings(r"ignore:`use_\w+` is deprecated:DeprecationWarning"),
