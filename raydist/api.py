@@ -146,8 +146,9 @@ class SweepResult:
         except ImportError as error:
             raise ConfigError("frame needs pandas: pip install pandas") from error
         from raydist.storage import join, read_bytes
+        from raydist.sweep.trials import TABLE
 
-        text = read_bytes(join(self.root, "trials.csv")).decode()
+        text = read_bytes(join(self.root, TABLE)).decode()
         frame: pd.DataFrame = pd.read_csv(io.StringIO(text), dtype={"trial": str})
         return frame.set_index("trial")
 
@@ -193,10 +194,11 @@ def sweep(
 
 def _sweep_result(journal: Journal, plan: Plan) -> SweepResult:
     from raydist.sweep.run import best_job
+    from raydist.sweep.space import name_of
 
     def trial(row: Row) -> SweepTrial:
         config = None if row.status == "failed" and not row.last else best_job(plan, row)
-        return SweepTrial(f"{row.number:05d}", row.status, row.value(journal.metric), dict(row.settings), config, row.error)
+        return SweepTrial(name_of(row.number), row.status, row.value(journal.metric), dict(row.settings), config, row.error)
 
     best = journal.best()
     assert best is not None  # else run_sweep has raised

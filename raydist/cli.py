@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raydist import cli_jobs, cli_report
+from raydist.cli_arguments import JobFile, Overrides
 from raydist.cli_bench import bench
 from raydist.cli_doctor import doctor
 from raydist.cli_init import init
@@ -36,9 +37,6 @@ _WRONG_COMMAND: Any = next(kind for kind in typer.BadParameter.__mro__ if kind._
 """Base of what the parser raises: click's own, or the one that newer typer releases bring along."""
 
 _CTRL_C = 130
-
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the file's.")]
 
 
 @app.command()

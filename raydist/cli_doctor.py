@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from raydist.cli_arguments import Overrides
+
 
 def doctor(
     job: Annotated[Path | None, typer.Argument(metavar="[JOB.YAML]", help="A job file, to check its demands too.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the file's.")
-    ] = None,
+    overrides: Overrides = None,
     address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="The cluster's head node; without one, this machine is examined.")
     ] = None,

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from raydist.cli_arguments import JobFile, Overrides
 from raydist.errors import ConfigError
 
 
 def plan(
-    job: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the file's.")
-    ] = None,
+    job: JobFile,
+    overrides: Overrides = None,
     nodes: Annotated[
         list[str] | None,
         typer.Option(metavar="SHAPE", help="Nodes to place workers on, such as 2x8xA100 or 4x16cpu; else this machine."),

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from raydist.cli_arguments import Overrides
+
 
 def sweep(
     job: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file, with a sweep section.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the file's.")
-    ] = None,
+    overrides: Overrides = None,
     address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster; without one, a local one is started.")
     ] = None,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from raydist.cli_arguments import JobFile, Overrides
 
 tune = typer.Typer(
     help="Find a job's learning rate or micro-batch size by short trials in this process. No run's folder is touched.",
@@ -13,17 +14,13 @@ tune = typer.Typer(
     rich_markup_mode=None,
 )
 
-_JobFile = Annotated[Path, typer.Argument(metavar="JOB.YAML", help="The job file.")]
-_Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY.PATH=VALUE]...", help="Settings that replace the file's.")
-]
 _Png = Annotated[bool, typer.Option("--png", help="Also write the plot as a picture.")]
 
 
 @tune.command("lr")
 def tune_lr(
-    job: _JobFile,
-    overrides: _Overrides = None,
+    job: JobFile,
+    overrides: Overrides = None,
     low: Annotated[float, typer.Option(help="The rate of the first step.")] = 1e-6,
     high: Annotated[float, typer.Option(help="The rate of the last step.")] = 10.0,
     steps: Annotated[int, typer.Option(help="Steps from the one to the other.")] = 100,
@@ -47,8 +44,8 @@ def tune_lr(
 
 @tune.command("batch")
 def tune_batch(
-    job: _JobFile,
-    overrides: _Overrides = None,
+    job: JobFile,
+    overrides: Overrides = None,
     largest: Annotated[int | None, typer.Option("--max", metavar="ROWS", help="Try no more rows than this.")] = None,
     memory: Annotated[
         float | None, typer.Option(metavar="GIB", help="Stop before a size needs more; else a GPU's, or what is free here.")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from raydist.config_types import Bool, Count, Part, PathText, Text
+from raydist.config_types import Bool, Count, Part, PathText, Text, from_name
 
 
 class TensorBoardLogger(Part):
@@ -45,14 +45,10 @@ class PrometheusLogger(Part):
 AnyLogger = TensorBoardLogger | MlflowLogger | WandbLogger | PrometheusLogger
 
 
-def _name_alone(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
 LoggerSetting = Annotated[
     AnyLogger,
     Field(discriminator="name"),
-    BeforeValidator(_name_alone, json_schema_input_type=Literal["tensorboard", "mlflow", "wandb", "prometheus"] | AnyLogger),
+    BeforeValidator(from_name, json_schema_input_type=Literal["tensorboard", "mlflow", "wandb", "prometheus"] | AnyLogger),
 ]
 
 

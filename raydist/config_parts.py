@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from raydist.config_pipeline import PipelineStrategy
-from raydist.config_types import Bool, Count, ImportPath, NotNegative, Part, Positive, Text, Whole, kind_of
+from raydist.config_types import Bool, Count, ImportPath, NotNegative, Part, Positive, Text, Whole, from_name, kind_of
 
 Mode = Literal["min", "max"]
 
@@ -222,12 +222,8 @@ class ModelParallelStrategy(Part):
     devices: Annotated[list[Text], Field(min_length=1)] | None = None
 
 
-def _name_alone(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
 def _strategy(value: Any) -> Any:
-    value = _name_alone(value)
+    value = from_name(value)
     if isinstance(value, dict):
         value = {"name": "ddp", **value}
     return value
@@ -240,7 +236,7 @@ Strategy = Annotated[
     BeforeValidator(_strategy, json_schema_input_type=Literal["ddp", "fsdp", "dp", "model_parallel"] | AnyStrategy),
 ]
 PrecisionSetting = Annotated[
-    Precision, BeforeValidator(_name_alone, json_schema_input_type=Literal["fp32", "bf16", "fp16"] | Precision)
+    Precision, BeforeValidator(from_name, json_schema_input_type=Literal["fp32", "bf16", "fp16"] | Precision)
 ]
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from raydist.config_parts import Mode
-from raydist.config_types import Count, ImportPath, Part, Positive, Text, Whole
+from raydist.config_types import Count, ImportPath, Part, Positive, Text, Whole, from_name
 
 RANGES = ("uniform", "loguniform", "quniform", "randint")
 LISTS = ("choice", "grid")
@@ -191,14 +191,8 @@ class Scheduler(Part):
             yield "grace", f"at most scheduler.max ({self.max}) is allowed"
 
 
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
 def _search(value: Any) -> Any:
-    if isinstance(value, str):
-        return {"target": value} if "." in value or ":" in value else {"name": value}
-    return value
+    return {"target": value} if isinstance(value, str) and ("." in value or ":" in value) else from_name(value)
 
 
 class SweepConfig(Part):
@@ -218,7 +212,7 @@ class SweepConfig(Part):
         Search, BeforeValidator(_search, json_schema_input_type=Literal["random", "grid", "optuna"] | ImportPath | Search)
     ] = Field(default_factory=lambda: Search(name="random"))
     scheduler: Annotated[
-        Scheduler, BeforeValidator(_named, json_schema_input_type=Literal["none", "asha", "median", "pbt"] | Scheduler)
+        Scheduler, BeforeValidator(from_name, json_schema_input_type=Literal["none", "asha", "median", "pbt"] | Scheduler)
     ] = Field(default_factory=Scheduler)
     slots: Literal["warm", "cold"] = "warm"
     scale_lr: Literal["none", "linear", "sqrt"] = "none"

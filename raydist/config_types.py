@@ -19,6 +19,11 @@ _FILE_PATH = re.compile(rf"(?P<file>.+\.py):(?P<name>{_DOTTED})")
 _BOOL_WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
+def from_name(value: Any) -> Any:
+    """The section that a plain word stands for: `strategy: ddp` is `strategy: {name: ddp}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
 class Part(BaseModel):
     """Base of every section: unknown keys and loose types are refused, a built section is never changed.
 

@@ -49,10 +49,15 @@ def clean(text: str) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`did you mean lr? ` or nothing."""
-    known = list(known)
+    near = closest(word, known)
+    return "" if near is None else f"did you mean {near}? "
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `word` may be a slip of; upper and lower case do not matter."""
     lower = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), lower, n=1, cutoff=0.6)
-    return f"did you mean {lower[near[0]]}? " if near else ""
+    return lower[near[0]] if near else None
 
 
 def keys_of(model: type[Part]) -> dict[str, FieldInfo]:

@@ -92,7 +92,8 @@ def in_step(source: EvalSource, world: World) -> Iterator[Any]:
             borrowed = replace(data, batch=slice_rows(data.batch, 0, 1), rows=0)
         lacking = world.gather(data is None and borrowed is None) if not all(having) else [False]
         if any(lacking):
-            lent = world.gather(borrowed if having.index(True) == world.rank else None)[having.index(True)]
+            lender = having.index(True)
+            lent = world.gather(borrowed if lender == world.rank else None)[lender]
             borrowed = borrowed or lent
         yield borrowed if data is None else data
 

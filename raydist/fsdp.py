@@ -5,7 +5,7 @@ torch's `fully_shard` (FSDP2). What a checkpoint holds is the whole model under 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,11 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from raydist.batching import share
 from raydist.data.source import StepData
-from raydist.errors import ConfigError, TrainError
+from raydist.errors import ConfigError
 from raydist.passes import Passes
 from raydist.precision import Precision, total_norm
 from raydist.state import TrainState, check_model_matches
-from raydist.strategy import Spread
+from raydist.strategy import Spread, kept_buffers, refuse_unused
 from raydist.task import slice_rows, to_device
 from raydist.world import World, check_in_sync
 
@@ -172,26 +172,15 @@ class FsdpPasses(Passes):
 
     spread: FsdpSpread
 
-    def _check_first(self, data: StepData, done: int) -> None:
+    def _check_used(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> None:
         """As `check_used`: a parameter that one rank uses and another does not would break the reduction."""
-        if self._checked:
-            return
-        self._checked = True
-        self._seed(done)
-        batch = to_device(slice_rows(data.batch, 0, 2), self.world.device)
-        with self._kept_buffers(), self.spread.watched() as seen:
-            self.loss(self.spread.module, batch, done + 1).backward()
-        unused = [n for n, p in self.spread.module.named_parameters() if p.requires_grad and n not in seen]
+        module = self.spread.module
+        with kept_buffers(module), self.spread.watched() as seen:
+            loss_of(module).backward()
+        unused = [n for n, p in module.named_parameters() if p.requires_grad and n not in seen]
         everyone = self.world.gather(unused)
-        if self.spread.strategy.find_unused_parameters:
-            return
-        for rank, names in enumerate(everyone):
-            if names:
-                more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-                raise TrainError(
-                    f"rank {rank}: parameter {names[0]!r}{more} gets no gradient in the first step. Use it in the loss, freeze "
-                    "it (requires_grad = False), or set strategy.find_unused_parameters: true"
-                )
+        if not self.spread.strategy.find_unused_parameters:
+            refuse_unused(everyone, "gets no gradient in the first step")
 
     def _may_not_fit(self) -> bool:
         """Ranks wait for each other in every unit, so one out of memory cannot go on: a restart halves the micro-batch."""
@@ -202,7 +191,7 @@ class FsdpPasses(Passes):
         self._seed(done)
         found: tuple[str, int, int] | None = None
         first, _ = share(data.global_rows, self.world.rank, self.world.world_size)
-        with self._kept_buffers():
+        with kept_buffers(self.spread.module):
             for piece in self.cut(data):
                 batch = to_device(slice_rows(data.batch, piece.start, piece.stop), self.world.device)
                 with self.spread.watched() as seen:
@@ -215,14 +204,6 @@ class FsdpPasses(Passes):
                 if what is not None and piece.rows and found is None:
                     found = (what, first + piece.start, first + piece.stop)
         return found
-
-    @contextmanager
-    def _kept_buffers(self) -> Iterator[None]:
-        buffers = {name: b.detach().clone() for name, b in self.spread.module.named_buffers()}
-        yield
-        with torch.no_grad():
-            for name, buffer in self.spread.module.named_buffers():
-                buffer.copy_(buffers[name])
 
 
 def check_shardable(model: nn.Module, units: dict[str, nn.Module]) -> None:

@@ -243,7 +243,9 @@ class Keeper:
         totals = self.last.totals()
         told = self.control.closing() if self.control.closing is not None else {}
         if self.world.is_main and "trace" in told:
-            storage.write_bytes(join(self.run.root, "pipeline-trace.json"), json.dumps(told["trace"]).encode())
+            from raydist.pipeline.timeline import TRACE
+
+            storage.write_bytes(join(self.run.root, TRACE), json.dumps(told["trace"]).encode())
         status = "interrupted" if self.last.status == "interrupted" else "finished"
         reason = self.control.stop if status == "interrupted" else "early stop" if self.last.status == "early_stop" else None
         summary = {

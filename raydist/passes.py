@@ -16,7 +16,7 @@ from raydist.errors import RaydistError, TrainError
 from raydist.metrics import LossMeter
 from raydist.precision import Precision
 from raydist.randomness import seed_all
-from raydist.strategy import Spread, check_used
+from raydist.strategy import Spread, check_used, kept_buffers
 from raydist.task import Task, checked_loss, slice_rows, to_device
 from raydist.world import World, is_broken_link
 
@@ -142,8 +142,10 @@ class Passes:
         self._checked = True
         self._seed(done)
         batch = to_device(slice_rows(data.batch, 0, 2), self.world.device)
-        unused = getattr(self.config.strategy, "find_unused_parameters", True)
-        check_used(self.spread, unused, lambda model: self.loss(model, batch, done + 1))
+        self._check_used(lambda model: self.loss(model, batch, done + 1))
+
+    def _check_used(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> None:
+        check_used(self.spread, getattr(self.config.strategy, "find_unused_parameters", True), loss_of)
 
     # -- out of memory -----------------------------------------------------------------------------------------------
 
@@ -196,18 +198,15 @@ class Passes:
         Runs the step again alone, with the same random numbers; weights must be as they were. Buffers stay as they are.
         """
         module = self.spread.module
-        buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
         self._seed(done)
         found: tuple[str, int, int] | None = None
         first, _ = share(data.global_rows, self.world.rank, self.world.world_size)
-        for piece in self.cut(data):
-            if piece.rows and found is None:
-                batch = to_device(slice_rows(data.batch, piece.start, piece.stop), self.world.device)
-                what = not_finite(module, self.loss(module, batch, done + 1))
-                found = None if what is None else (what, first + piece.start, first + piece.stop)
-        with torch.no_grad():
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
+        with kept_buffers(module):
+            for piece in self.cut(data):
+                if piece.rows and found is None:
+                    batch = to_device(slice_rows(data.batch, piece.start, piece.stop), self.world.device)
+                    what = not_finite(module, self.loss(module, batch, done + 1))
+                    found = None if what is None else (what, first + piece.start, first + piece.stop)
         return found
 
 

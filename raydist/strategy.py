@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -287,28 +287,41 @@ def check_used(spread: Spread, find_unused: bool, loss_of: Callable[[nn.Module],
     """
     if not spread.replicated:
         return
-    buffers = {name: b.detach().clone() for name, b in spread.module.named_buffers()}
     problem: str | None = None
-    try:
-        loss_of(spread.module).backward()
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
+    with kept_buffers(spread.module):
+        try:
+            loss_of(spread.module).backward()
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
     unused = [] if problem else [n for n, p in spread.module.named_parameters() if p.requires_grad and p.grad is None]
-    with torch.no_grad():
-        for name, buffer in spread.module.named_buffers():
-            buffer.copy_(buffers[name])
     for p in spread.module.parameters():
         p.grad = None
     everyone = spread.world.gather((problem, unused))
     for rank, (broken, _) in enumerate(everyone):
         if broken:
             raise TrainError(f"rank {rank}: the first forward and backward failed: {broken}")
-    if find_unused:
-        return
-    for rank, (_, names) in enumerate(everyone):
+    if not find_unused:
+        refuse_unused(
+            [names for _, names in everyone], "gets no gradient in the first step, and DDP would wait for it for ever"
+        )
+
+
+def refuse_unused(everyone: Sequence[Sequence[str]], why: str) -> None:
+    """TrainError for the first rank's first parameter that gets no gradient, if there is one."""
+    for rank, names in enumerate(everyone):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise TrainError(
-                f"rank {rank}: parameter {names[0]!r}{more} gets no gradient in the first step, and DDP would wait for it "
-                "for ever. Use it in the loss, freeze it (requires_grad = False), or set strategy.find_unused_parameters: true"
+                f"rank {rank}: parameter {names[0]!r}{more} {why}. Use it in the loss, freeze it (requires_grad = False), "
+                "or set strategy.find_unused_parameters: true"
             )
+
+
+@contextmanager
+def kept_buffers(module: nn.Module) -> Iterator[None]:
+    """Passes within it leave the module's buffers as they were."""
+    buffers = {name: b.detach().clone() for name, b in module.named_buffers()}
+    yield
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            buffer.copy_(buffers[name])

@@ -15,6 +15,7 @@ import torch
 from raydist.pipeline.layers import Layer
 from raydist.pipeline.measure import Cost, measure
 from raydist.precision import Precision
+from raydist.storage import write_bytes
 
 VARIABLE = "RAYDIST_CACHE"
 """A folder to remember in, in place of `~/.cache/raydist`; empty: measure each time."""
@@ -31,10 +32,7 @@ def costs_of(layers: Sequence[Layer], inputs: tuple[torch.Tensor, ...], precisio
     costs = measure(layers, inputs, precision)
     if path is not None:
         with suppress(OSError):  # a home that cannot be written to costs the measurement only
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps([asdict(cost) for cost in costs]))
-            part.replace(path)
+            write_bytes(str(path), json.dumps([asdict(cost) for cost in costs]).encode())
     return costs, False
 
 

@@ -14,7 +14,7 @@ from raydist.pipeline.chain import Chain
 from raydist.pipeline.chunk import Chunk
 from raydist.pipeline.cutting import Cutting, make_cut
 from raydist.pipeline.grid import make_grid
-from raydist.pipeline.layers import layers_of
+from raydist.pipeline.layers import Layer, layers_of
 from raydist.precision import Precision, total_norm
 from raydist.state import TrainState, check_model_matches
 from raydist.strategy import Spread
@@ -38,7 +38,7 @@ class PipelineSpread(Spread):
         layers = layers_of(model)
         self.names = [layer.name for layer in layers]
         self.cutting: Cutting | None = None
-        self.ranges = world.broadcast(self._cut(model, world, sample, precision) if world.is_main else None)
+        self.ranges = world.broadcast(self._cut(model, layers, world, sample, precision) if world.is_main else None)
         self.runs = [run for run in range(strategy.runs) if strategy.rank_of(run) == self.grid.stage]
         self.bad_gradient: str | None = None
         self.order = list(model.state_dict())
@@ -56,12 +56,14 @@ class PipelineSpread(Spread):
         super().__init__(model.to(world.device), world)
         self._nothing = nn.Parameter(torch.zeros(1, device=world.device))
 
-    def _cut(self, model: nn.Module, world: World, sample: Sample | None, precision: Precision) -> list[tuple[int, int]]:
+    def _cut(
+        self, model: nn.Module, layers: list[Layer], world: World, sample: Sample | None, precision: Precision
+    ) -> list[tuple[int, int]]:
         inputs = None
         if sample is not None:
             model.to(world.device)
             inputs = sample(model)
-        self.cutting = make_cut(self.strategy, layers_of(model), inputs, precision)
+        self.cutting = make_cut(self.strategy, layers, inputs, precision)
         return self.cutting.ranges
 
     def _tie(self, model: nn.Module, holders: dict[int, set[int]], world: World) -> None:

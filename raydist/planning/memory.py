@@ -104,9 +104,8 @@ def _gathered(strategy: FsdpStrategy, model: nn.Module) -> int:
     units = [_bytes(unit.parameters()) for unit in units_of(model, strategy.units).values()]
     everything = _bytes(model.parameters())
     rest = max(0, everything - sum(units))
-    largest = sorted([*units, rest], reverse=True)
     weights = min(everything, rest + sum(sorted(units, reverse=True)[:2])) if strategy.reshard_after_forward else everything
-    gradients = largest[0] if strategy.reduce_each_micro_batch else everything
+    gradients = max([*units, rest]) if strategy.reduce_each_micro_batch else everything
     return weights + gradients
 
 

@@ -47,6 +47,18 @@ def seats(places: Sequence[Place], first: str | None) -> list[tuple[int, Seat]]:
     return found
 
 
+def rank_variables(seat: Seat, workers: int, master: tuple[str, int]) -> dict[str, str]:
+    """What torch.distributed reads of the environment, at least."""
+    return {
+        "RANK": str(seat.rank),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_RANK": str(seat.local),
+        "LOCAL_WORLD_SIZE": str(seat.local_size),
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+    }
+
+
 def _number(gpu: str) -> tuple[int, str]:
     return (int(gpu) if gpu.isdigit() else math.inf, gpu)  # type: ignore[return-value]
 

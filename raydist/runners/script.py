@@ -16,7 +16,7 @@ from typing import Any
 
 from raydist.errors import ConfigError, ScriptFailed, Stopped
 from raydist.runners.cluster import joined, quiet
-from raydist.runners.gang import Gang, Seat, check_fits
+from raydist.runners.gang import Gang, Seat, check_fits, rank_variables
 from raydist.runners.output import Output
 from raydist.runners.rank import ERR, End, Order
 
@@ -126,17 +126,12 @@ def environment_of(
 ) -> dict[str, str]:
     """torchrun's variables (torch 2.13, elastic/agent/server/local_elastic_agent.py); the store is rank 0's own."""
     return {
-        "RANK": str(seat.rank),
-        "LOCAL_RANK": str(seat.local),
+        **rank_variables(seat, workers, master),
         "GROUP_RANK": str(seat.group),
         "ROLE_RANK": str(seat.rank),
         "ROLE_NAME": "default",
-        "WORLD_SIZE": str(workers),
-        "LOCAL_WORLD_SIZE": str(seat.local_size),
         "GROUP_WORLD_SIZE": str(seat.groups),
         "ROLE_WORLD_SIZE": str(workers),
-        "MASTER_ADDR": master[0],
-        "MASTER_PORT": str(master[1]),
         "TORCHELASTIC_RESTART_COUNT": str(attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,

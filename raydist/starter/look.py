@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raydist.config_words import closest
 from raydist.data import clean
 from raydist.data.files import list_files
 from raydist.data.formats import Csv, Format, Json, Parquet
@@ -122,8 +123,5 @@ def _list(name: str, column: pa.ChunkedArray, kind: pa.DataType, missing: int) -
 
 def nearest(name: str, names: list[str]) -> str:
     """` (did you mean 'x'?)` where a name is close."""
-    from difflib import get_close_matches
-
-    lower = {one.lower(): one for one in names}
-    close = get_close_matches(name.lower(), list(lower), n=1)
-    return f" (did you mean {lower[close[0]]!r}?)" if close else ""
+    close = closest(name, names)
+    return "" if close is None else f" (did you mean {close!r}?)"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,22 +39,25 @@ class Starter:
             for name in names:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 if name in self.tables:
-                    self._put(folder / name, lambda path, name=name: _write_parquet(self.tables[name], path))
+                    self._put(folder / name, partial(_write_parquet, self.tables[name]))
                 elif name in self.copies:
-                    self._put(folder / name, lambda path, name=name: path.write_bytes(self.copies[name].read_bytes()))
+                    self._put(folder / name, partial(shutil.copyfile, self.copies[name]))
             for name, text in (("task.py", self.task), ("job.yaml", self.job)):
-                self._put(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+                self._put(folder / name, partial(_write_text, text))
         except OSError as error:
             raise ConfigError(f"--out: {folder} cannot be written: {error}") from error
         return [folder / "job.yaml", folder / "task.py", *(folder / name for name in self.tables)]
 
     @staticmethod
-    def _put(path: Path, write: object) -> None:
+    def _put(path: Path, write: Callable[[Path], object]) -> None:
         with tempfile.TemporaryDirectory(prefix=".init-", dir=path.parent) as scratch:
             written = Path(scratch) / path.name
-            assert callable(write)
             write(written)
             os.replace(written, path)
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:
@@ -75,6 +81,11 @@ def reference(path: str, folder: Path) -> str:
         return full.relative_to(folder.absolute()).as_posix()
     except ValueError:
         return full.as_posix()
+
+
+def class_names(classes: Sequence[object]) -> str:
+    """Which number stands for which class."""
+    return ", ".join(f"{number} = {one}" for number, one in enumerate(classes[:20])) + (" …" if len(classes) > 20 else "")
 
 
 def task_source(kind: str) -> str:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from raydist.errors import ConfigError
 from raydist.starter.look import MOST_CATEGORIES, Column, look, nearest, read_table, without_nan
-from raydist.starter.starter import TAIL, Starter, batch_size, epochs_for, reference, run_name, task_source, value
+from raydist.starter.starter import TAIL, Starter, batch_size, class_names, epochs_for, reference, run_name, task_source, value
 
 USUAL_TARGETS = ("label", "target", "class", "y")
 FEW = 20
@@ -211,6 +211,8 @@ def _meaning(table: pa.Table, target: str, classes: list[object] | None) -> list
             "# eval_r2: 0 for a model that always says the mean, 1 for a perfect one; the loss: squared standard deviations."
         ]
     column = table.column(target)
-    most = max(entry["counts"] for entry in pc.value_counts(column).to_pylist())
-    names = ", ".join(f"{number} = {one}" for number, one in enumerate(classes[:20])) + (" …" if len(classes) > 20 else "")
-    return [f"# Classes: {names}.", f"# Always saying the most frequent one is right {most / len(column):.1%} of the time."]
+    most = max(entry["counts"] for entry in pc.value_counts(column).to_pylist()) / len(column)
+    return [
+        f"# Classes: {class_names(classes)}.",
+        f"# Always saying the most frequent one is right {most:.1%} of the time.",
+    ]

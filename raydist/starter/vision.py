@@ -11,7 +11,7 @@ import numpy as np
 from raydist.data.files import SUFFIXES, list_files
 from raydist.data.images import class_of, classes_of
 from raydist.errors import ConfigError, DataError
-from raydist.starter.starter import TAIL, Starter, batch_size, epochs_for, reference, run_name, task_source, value
+from raydist.starter.starter import TAIL, Starter, batch_size, class_names, epochs_for, reference, run_name, task_source, value
 
 EVAL_FOLDERS = ("eval", "val", "valid", "validation", "test")
 LOOKED_AT = 200
@@ -117,11 +117,10 @@ def _job(
 ) -> str:
     batch = min(64, batch_size(rows))
     epochs = min(20, epochs_for(rows, batch, 600))
-    names = ", ".join(f"{number} = {one}" for number, one in enumerate(classes[:20])) + (" …" if len(classes) > 20 else "")
     lines = ["# What this trains: the class of an image, which is the folder it is in. Written by `raydist init`; it is yours."]
     lines += [f"# - {note}" for note in notes]
     lines += [
-        f"# Classes: {names}. File endings that are read: {', '.join(SUFFIXES['images'])}.",
+        f"# Classes: {class_names(classes)}. File endings that are read: {', '.join(SUFFIXES['images'])}.",
         f"name: {value(name)}",
         "seed: 0",
         "task:",

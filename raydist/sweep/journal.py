@@ -18,7 +18,7 @@ from typing import Any
 from raydist import storage
 from raydist.config import JobConfig, to_yaml
 from raydist.jsonl import JsonLines
-from raydist.sweep.space import Settings
+from raydist.sweep.space import Settings, name_of
 from raydist.sweep.trials import TABLE
 
 FACTS = ("steps", "epochs", "rows", "seconds", "global_batch", "lr", "seed")
@@ -27,7 +27,7 @@ ENDED = ("finished", "stopped", "failed")
 
 @dataclass
 class Row:
-    """A trial: status, settings, the last report, and why it failed. `before`: seconds of earlier invocations."""
+    """A trial: status, settings, the last report, and why it failed."""
 
     number: int
     settings: Settings
@@ -56,6 +56,7 @@ class Journal:
         """Worker-hours used so far, over all invocations."""
         self._began = time.monotonic()
         self._written = 0.0
+        self._text = ""
         for record in self.records:
             self._apply(record)
         for row in self.rows.values():
@@ -111,11 +112,16 @@ class Journal:
 
     def best(self) -> Row | None:
         """The best finished trial, else the best stopped one, else one that has not ended; None where no metric is finite."""
-        scored = [row for row in self.rows.values() if row.value(self.metric) is not None]
+        scored = self.ranked()
         finished = [row for row in scored if row.status == "finished"]
         found = finished or [row for row in scored if row.status in ENDED] or scored
+        return found[0] if found else None
+
+    def ranked(self) -> list[Row]:
+        """The trials with a finite metric, the best first."""
         sign = -1.0 if self.mode == "max" else 1.0
-        return min(found, key=lambda row: sign * float(row.value(self.metric) or 0.0), default=None)
+        scored = [(value, row) for row in self.rows.values() if (value := row.value(self.metric)) is not None]
+        return [row for _, row in sorted(scored, key=lambda found: (sign * found[0], found[1].number))]
 
     def count(self, *states: str) -> int:
         """Trials in these states."""
@@ -130,9 +136,11 @@ class Journal:
         if time.monotonic() - self._written < every:
             return
         self._written = time.monotonic()
-        storage.write_bytes(storage.join(self.root, TABLE), self.table().encode())
-        if (best := self.best()) is not None:
-            storage.write_bytes(storage.join(self.root, "best.yaml"), to_yaml(job(best)).encode())
+        if (text := self.table()) != self._text:  # which tells all that the best one depends on
+            storage.write_bytes(storage.join(self.root, TABLE), text.encode())
+            if (best := self.best()) is not None:
+                storage.write_bytes(storage.join(self.root, "best.yaml"), to_yaml(job(best)).encode())
+            self._text = text
         self._lines.flush()
 
     def table(self) -> str:
@@ -145,7 +153,7 @@ class Journal:
             facts = [_cell(row.last.get(name)) for name in FACTS]
             swept = [_cell(row.settings[key], unset="null") if key in row.settings else "" for key in keys]
             value = _cell(row.value(self.metric))
-            lines.writerow([f"{row.number:05d}", row.status, value, *facts, row.error, *swept])
+            lines.writerow([name_of(row.number), row.status, value, *facts, row.error, *swept])
         return out.getvalue()
 
 

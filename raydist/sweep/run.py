@@ -16,16 +16,15 @@ from typing import Any
 from raydist import storage
 from raydist.config import JobConfig, diff_settings, parse_config, to_yaml
 from raydist.config_file import parse_yaml
-from raydist.environment import resolve
+from raydist.environment import applied, resolve
 from raydist.errors import ConfigError, Interrupted, TrainError
 from raydist.runners.cluster import Cluster, joined, needs, quiet
 from raydist.runners.local import stop_on_signals
 from raydist.screen import Screen
 from raydist.start import locked, move_aside, run_root
 from raydist.storage import exists, join
-from raydist.sweep.journal import Journal, Row
-from raydist.sweep.space import Plan, check, job_of
-from raydist.sweep.trials import TABLE
+from raydist.sweep.journal import ENDED, Journal, Row
+from raydist.sweep.space import Plan, check, job_of, name_of
 
 _MAY_CHANGE = ("sweep.samples", "sweep.budget", "sweep.concurrency", "sweep.slots", "scaling.", "storage", "loggers", "env")
 """What may differ when a sweep goes on: it decides how many trials there are and where they run, not what they are."""
@@ -93,9 +92,9 @@ def run_sweep(
         _prepare(plan, root, resume, fresh, screen)
         journal = Journal(root, plan.sweep.metric, plan.sweep.mode)
         sweep = Sweep(plan, root, journal, screen)
-        left = plan.trials - journal.count("finished", "stopped", "failed")
+        left = plan.trials - journal.count(*ENDED)
         if left > 0:
-            with _quiet_tune(verbose), joined(address, _size(plan), verbose) as cluster, stop_on_signals(sweep.ask):
+            with _quiet_tune(plan, verbose), joined(address, _size(plan), verbose) as cluster, stop_on_signals(sweep.ask):
                 _tune(sweep, cluster)
         journal.write(sweep.best_job)
         storage.remove(join(root, ".states"))
@@ -139,31 +138,30 @@ def _size(plan: Plan) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _quiet_tune(verbose: bool) -> Iterator[None]:
-    """Within it, Ray Tune writes and says nothing of its own, and leaves signals to raydist."""
+def _quiet_tune(plan: Plan, verbose: bool) -> Iterator[None]:
+    """Within it, Ray Tune writes and says nothing of its own, leaves signals to raydist, and asks for one slot at a time."""
     values = {
+        "TUNE_MAX_PENDING_TRIALS_PG": str(plan.trials if _is_population(plan) else 1),
         "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
         "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
         "TUNE_DISABLE_SIGINT_HANDLER": "1",
         "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
         "RAY_AIR_NEW_OUTPUT": "0",
     }
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
     level = logging.getLogger("ray.tune").level
     if not verbose:
         logging.getLogger("ray.tune").setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        with applied(values), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.getLogger("ray.tune").setLevel(level)
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+
+
+def _is_population(plan: Plan) -> bool:
+    """Whether all trials run side by side, as PBT has them."""
+    return plan.sweep.scheduler.name == "pbt"
 
 
 def _tune(sweep: Sweep, cluster: Cluster) -> None:
@@ -182,17 +180,15 @@ def _tune(sweep: Sweep, cluster: Cluster) -> None:
     need = {name: amount for name, amount in needs(config).items() if amount}
     variables = Variables.of(config.env)
     shared = Shared(config, sweep.root, workers, need, variables.shown, variables.secrets)
-    population = plan.sweep.scheduler.name == "pbt"
 
     def limit() -> int:
         slots = max(1, cluster.fits(config) // workers)
         most = min(slots, plan.sweep.concurrency or slots)
-        return plan.trials if population else most
+        return plan.trials if _is_population(plan) else most
 
     search = Suggestions(plan, sweep.journal, limit, sweep.spent, shared.job)
     scheduler = scheduler_of(plan, sweep.journal, _longest(plan))
     scratch = tempfile.mkdtemp(prefix="raydist-sweep-") if storage.is_local(sweep.root) else join(sweep.root, ".tune")
-    os.environ["TUNE_MAX_PENDING_TRIALS_PG"] = str(plan.trials if population else 1)
     try:
         tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(Slot, shared=shared), PlacementGroupFactory([{}, *([need] * workers)])),
@@ -210,7 +206,6 @@ def _tune(sweep: Sweep, cluster: Cluster) -> None:
         )
         tuner.fit()
     finally:
-        del os.environ["TUNE_MAX_PENDING_TRIALS_PG"]
         shutil.rmtree(scratch, ignore_errors=True) if storage.is_local(sweep.root) else storage.remove(scratch)
 
 
@@ -224,7 +219,7 @@ def _longest(plan: Plan) -> int:
 def _tell(sweep: Sweep) -> None:
     """Raise what the end means, once all is written."""
     journal, plan = sweep.journal, sweep.plan
-    done = journal.count("finished", "stopped", "failed")
+    done = journal.count(*ENDED)
     if sweep.stopped is not None and done < plan.trials:
         raise Interrupted(f"stopped by {sweep.stopped} with {done} of {plan.trials} trials done; --resume goes on from there")
     if done < plan.trials and sweep.spent():
@@ -234,9 +229,6 @@ def _tell(sweep: Sweep) -> None:
         sweep.screen.say(f"{words}; --resume with a larger sweep.budget goes on from there")
     if journal.best() is None and journal.rows:
         failed = next((row for row in journal.rows.values() if row.error), None)
-        words = f"; trial {failed.number:05d}: {failed.error}" if failed else ""
+        words = f"; trial {name_of(failed.number)}: {failed.error}" if failed else ""
         count = f"{journal.count('failed')} of {len(journal.rows)} failed"
         raise TrainError(f"no trial has a finite {plan.sweep.metric}: {count}{words}")
-
-
-__all__ = ["TABLE", "Sweep", "run_sweep"]

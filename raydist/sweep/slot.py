@@ -20,10 +20,10 @@ from raydist.errors import RaydistError, TrainError
 from raydist.keeper import Attempt
 from raydist.rundir import RunDir
 from raydist.runners.failures import Failure, failure_of
-from raydist.runners.gang import seats
+from raydist.runners.gang import rank_variables, seats
 from raydist.start import prepare, run_root
 from raydist.sweep.space import Settings, name_of, trial_job
-from raydist.sweep.worker import END, GO, SAVE, Ending, SweepWorker
+from raydist.sweep.worker import END, GO, SAVE, Ending, SweepWorker, row_of_summary
 
 if TYPE_CHECKING:
     from raydist.config import JobConfig
@@ -160,17 +160,13 @@ class Slot(Trainable):
             RunDir(root).append_event("exploit", step=self.source["step"], reason=words)
         self.attempt = Attempt(start)
         if start.finished is not None:
-            summary = start.finished
-            value = summary["metrics"].get(self._metric)
-            row = {**summary["metrics"], self._metric: math.nan if value is None else value, "steps": summary["steps"]}
-            return self._row({**row, "epochs": summary.get("epochs", 0), "rows": summary["rows_seen"]}, done=True)
+            return self._row(row_of_summary(start.finished, self._metric), done=True)
         self._launch()
         return None
 
     def _launch(self) -> None:
         assert self.attempt is not None
-        number = self.restarts
-        self.attempt = Attempt(self.attempt.start, number, self.micro_size, self.restarts)
+        self.attempt = Attempt(self.attempt.start, self.restarts, self.micro_size, self.restarts)
         self._open()
         self.launched = time.time()
         assert self.gang is not None
@@ -252,14 +248,7 @@ class Gang:
         port = ray.get(self.actors[0].free_port.remote())
         joins = []
         for actor, (_, seat) in zip(self.actors, order, strict=True):
-            env = {
-                "RANK": str(seat.rank),
-                "WORLD_SIZE": str(shared.workers),
-                "LOCAL_RANK": str(seat.local),
-                "LOCAL_WORLD_SIZE": str(seat.local_size),
-                "MASTER_ADDR": order[0][1].place.ip,
-                "MASTER_PORT": str(port),
-            }
+            env = rank_variables(seat, shared.workers, (order[0][1].place.ip, port))
             if seat.devices:
                 env["CUDA_VISIBLE_DEVICES"] = ",".join(seat.devices)
             joins.append(actor.join.remote(shared.config, env, shared.secrets))

@@ -14,6 +14,7 @@ from raydist.plain_table import aligned
 from raydist.report.words import number
 from raydist.screen import clock
 from raydist.sweep.journal import ENDED, Journal, Row
+from raydist.sweep.space import name_of
 
 if TYPE_CHECKING:
     from raydist.sweep.run import Sweep
@@ -59,9 +60,8 @@ class Board:
         for name in ("trial", "status", journal.metric, "steps", *keys):
             table.add_column(name)
         for row in list({row.number: row for row in shown}.values())[:_SHOWN]:
-            mark = " *" if row is best else ""
-            cells = [f"{row.number:05d}{mark}", row.status, number(row.value(journal.metric)), str(row.last.get("steps", ""))]
-            table.add_row(*(Text(hide(cell)) for cell in [*cells, *(number(row.settings.get(key, "")) for key in keys)]))
+            name, *cells = _cells(row, journal.metric, keys)
+            table.add_row(*(Text(hide(cell)) for cell in [name + " *" * (row is best), *cells]))
         return table
 
     def title(self) -> str:
@@ -84,39 +84,31 @@ def line_of(row: Row, metric: str) -> str:
     settings = "  ".join(f"{key} {number(value)}" for key, value in row.settings.items())
     value = row.value(metric)
     told = row.error if row.status == "failed" else f"{metric} {number(value)}" if value is not None else f"no finite {metric}"
-    return f"trial {row.number:05d} {row.status} at step {row.last.get('steps', 0)}: {told}  ({settings})"
+    return f"trial {name_of(row.number)} {row.status} at step {row.last.get('steps', 0)}: {told}  ({settings})"
 
 
 def result(journal: Journal) -> list[str]:
     """What a sweep has found, as lines: the trials, the best first, what failed, and where the best is."""
     rows = sorted(journal.rows.values(), key=lambda row: row.number)
-    sign = -1.0 if journal.mode == "max" else 1.0
-    scored = sorted((r for r in rows if r.value(journal.metric) is not None), key=lambda r: sign * _value(r, journal.metric))
+    scored = journal.ranked()
     keys = journal.keys()
     header: list[Any] = ["trial", "status", journal.metric, "steps", *keys]
-    table = [
-        [
-            f"{row.number:05d}",
-            row.status,
-            number(row.value(journal.metric)),
-            str(row.last.get("steps", "")),
-            *(number(row.settings.get(key, "")) for key in keys),
-        ]
-        for row in [*scored, *(row for row in rows if row not in scored)]
-    ]
+    table = [_cells(row, journal.metric, keys) for row in [*scored, *(row for row in rows if row not in scored)]]
     lines = aligned([header, *table])
     failed = [row for row in rows if row.status == "failed"]
     if failed:
         lines.append(f"{len(failed)} of {len(rows)} failed")
-        lines += [f"  trial {row.number:05d}: {row.error}" for row in failed]
+        lines += [f"  trial {name_of(row.number)}: {row.error}" for row in failed]
     best = journal.best()
     if best is not None:
         value = number(best.value(journal.metric))
-        lines.append(f"best: trial {best.number:05d} with {journal.metric} {value}; raydist train {journal.root}/best.yaml")
+        lines.append(
+            f"best: trial {name_of(best.number)} with {journal.metric} {value}; raydist train {journal.root}/best.yaml"
+        )
     return lines
 
 
-def _value(row: Row, metric: str) -> float:
-    value = row.value(metric)
-    assert value is not None
-    return value
+def _cells(row: Row, metric: str, keys: list[str]) -> list[str]:
+    """A trial's line of a table: name, status, metric, steps, and what it has for the swept keys."""
+    told = [name_of(row.number), row.status, number(row.value(metric)), str(row.last.get("steps", ""))]
+    return told + [number(row.settings.get(key, "")) for key in keys]

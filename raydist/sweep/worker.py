@@ -151,7 +151,7 @@ class SweepWorker(Rank):
         try:
             with captured(control):
                 summary = work(config, self._world, attempt, control, open_data=open_data, on_result=on_result)
-            ending = Ending("finished", {**(last or _of_summary(summary, metric)), "seconds": summary["seconds"]})
+            ending = Ending("finished", {**(last or row_of_summary(summary, metric)), "seconds": summary["seconds"]})
         except _Over:
             pass
         except BaseException as error:
@@ -204,7 +204,7 @@ def _row(result: StepResult, steps_per_epoch: int | None, metric: str) -> dict[s
     }
 
 
-def _of_summary(summary: dict[str, Any], metric: str) -> dict[str, Any]:
+def row_of_summary(summary: dict[str, Any], metric: str) -> dict[str, Any]:
     """The row of a trial that had nothing left to do."""
     value = summary["metrics"].get(metric)
     return {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,20 +21,10 @@ from tests.support import train_here
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.nightly,  # three starts of the workers
-    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.usefixtures("ray_cluster", "plain_environment"),
     # Ray's own: copying a DataContext reads its deprecated fields
     pytest.mark.filterwarnings(r"ignore:`use_\w+` is deprecated:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "200")
-    before = dict(os.environ)
-    yield
-    for name in set(os.environ) - set(before):  # what Ray sets for the driver on its first run
-        if name.startswith("RAY_"):
-            del os.environ[name]
 
 
 def test_out_of_memory_halves_the_micro_batch_and_a_killed_worker_comes_back_from_the_copy_in_memory(

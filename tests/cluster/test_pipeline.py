@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +24,12 @@ from tests.support import train_here
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.usefixtures("ray_cluster", "plain_environment"),
     # Ray's own: copying a DataContext reads its deprecated fields
     pytest.mark.filterwarnings(r"ignore:`use_\w+` is deprecated:DeprecationWarning"),
 ]
 
 STEPS = 8
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "200")
-    before = dict(os.environ)
-    yield
-    for name in set(os.environ) - set(before):  # what Ray sets for the driver on its first run
-        if name.startswith("RAY_"):
-            del os.environ[name]
 
 
 def job_in(folder: Path, count: int, **more: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,12 @@ from tests.runs import config_of, kinds, lines, local_run
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.usefixtures("ray_cluster", "plain_environment"),
     # Ray's own: copying a DataContext reads its deprecated fields
     pytest.mark.filterwarnings(r"ignore:`use_\w+` is deprecated:DeprecationWarning"),
 ]
 
 DIGITS = 40
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "200")
-    before = dict(os.environ)
-    yield
-    for name in set(os.environ) - set(before):  # what Ray sets for the driver on its first run
-        if name.startswith("RAY_"):
-            del os.environ[name]
 
 
 class Pictures(torch.utils.data.Dataset[Any]):

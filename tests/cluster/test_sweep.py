@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +27,11 @@ from tests.support import lin_job
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.usefixtures("ray_cluster"),
+    pytest.mark.usefixtures("ray_cluster", "plain_environment"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 
 ROWS = [1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0, 2.0]
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "200")
-    before = dict(os.environ)
-    yield
-    for name in set(os.environ) - set(before):
-        if name.startswith(("RAY_", "TUNE_")):
-            del os.environ[name]
 
 
 def job(folder: Path, space: dict[str, Any], changes: dict[str, Any] | None = None, **sweep: Any) -> JobConfig:

@@ -23,11 +23,11 @@ from raydist.rundir import RunDir
 from raydist.screen import Screen
 from raydist.sweep.journal import Journal
 from raydist.sweep.run import run_sweep
-from tests.cluster.test_sweep import ROWS, job, plain_environment, rows
+from tests.cluster.test_sweep import ROWS, job, rows
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.usefixtures("ray_cluster", plain_environment.__name__),
+    pytest.mark.usefixtures("ray_cluster", "plain_environment"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
 FOLDER = Path(raydist.__file__).parents[1]
